@@ -144,9 +144,9 @@ class PODWithPagedKVCacheWrapper(CompositeWrapper):
     --------
     >>> wrapper = flashinfer.PODWithPagedKVCacheWrapper(torch.empty(32 << 20, dtype=torch.uint8))
     >>> pages = torch.arange(8, dtype=torch.int32)
-    >>> wrapper.plan(pages, pages[:7], torch.full((7,), 10, dtype=torch.int32), 32, 8, 128, 16)
-    >>> q_p, kv_p = torch.randn(20, 32, 128).half(), torch.randn(20, 8, 128).half()
-    >>> q_d, cache = torch.randn(7, 32, 128).half(), torch.randn(7, 2, 16, 8, 128).half()
+    >>> wrapper.plan(pages, pages[:7], torch.full((7,), 10, dtype=torch.int32), 32, 8, 64, 16)
+    >>> q_p, kv_p = torch.randn(20, 32, 64).half(), torch.randn(20, 8, 64).half()
+    >>> q_d, cache = torch.randn(7, 32, 64).half(), torch.randn(7, 2, 16, 8, 64).half()
     >>> out_p, out_d = wrapper.run(q_p, kv_p, kv_p, q_d, cache, causal_p=True)
     """
 

@@ -44,8 +44,8 @@ class BatchAttention(CompositeWrapper):
 
     >>> attention = flashinfer.BatchAttention(device="cpu")
     >>> rows, pages = torch.tensor([0, 5, 6]), torch.tensor([0, 2, 3])
-    >>> attention.plan(rows, pages, torch.arange(3), torch.tensor([20, 7]), 32, 8, 128, 128, 16, causal=True)
-    >>> q, cache = torch.randn(6, 32, 128).bfloat16(), torch.randn(3, 2, 16, 8, 128).bfloat16()
+    >>> attention.plan(rows, pages, torch.arange(3), torch.tensor([20, 7]), 32, 8, 64, 64, 16, causal=True)
+    >>> q, cache = torch.randn(6, 32, 64).bfloat16(), torch.randn(3, 2, 16, 8, 64).bfloat16()
     >>> out, lse = attention.run(q, cache)
     """
 

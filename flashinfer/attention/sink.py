@@ -55,13 +55,13 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
     Examples
     --------
     >>> workspace = torch.empty(32 << 20, dtype=torch.uint8)
-    >>> wrapper = flashinfer.BatchAttentionWithAttentionSinkWrapper(workspace)
+    >>> types = {"q_data_type": torch.float16, "kv_data_type": torch.float16}
+    >>> wrapper = flashinfer.BatchAttentionWithAttentionSinkWrapper(workspace, **types, head_dim_qk=64, head_dim_vo=64)
     >>> rows = torch.tensor([0, 5, 6], dtype=torch.int32)
     >>> pages, last = torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([4, 7], dtype=torch.int32)
-    >>> types = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
-    >>> wrapper.plan(rows, pages, torch.arange(3).int(), last, 32, 8, 128, 16, causal=True, **types)
-    >>> q, cache = torch.randn(6, 32, 128).bfloat16(), torch.randn(3, 2, 16, 8, 128).bfloat16()
-    >>> out = wrapper.run(q, cache, torch.zeros(32), 128**-0.5)
+    >>> wrapper.plan(rows, pages, torch.arange(3).int(), last, 32, 8, 64, 16, causal=True, **types)
+    >>> q, cache = torch.randn(6, 32, 64).half(), torch.randn(3, 2, 16, 8, 64).half()
+    >>> out = wrapper.run(q, cache, torch.zeros(32), 64**-0.5)
     """
 
     _has_portable_variant = True

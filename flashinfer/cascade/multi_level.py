@@ -55,12 +55,12 @@ class MultiLevelCascadeAttentionWrapper(CompositeWrapper):
     Seven requests that share a prompt of 64 tokens, with 10 tokens each after it.
 
     >>> wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, torch.empty(32 << 20, dtype=torch.uint8))
-    >>> cache = torch.randn(4 + 7, 2, 16, 8, 128).half()
+    >>> cache = torch.randn(4 + 7, 2, 16, 8, 64).half()
     >>> shared = torch.tensor([0, 7]), torch.tensor([0, 4]), torch.arange(4), torch.tensor([16])
     >>> own = torch.arange(8), torch.arange(8), torch.arange(4, 11), torch.full((7,), 10)
-    >>> wrapper.plan(*([a.int(), b.int()] for a, b in zip(shared, own)), 32, 8, 128, 16)
-    >>> wrapper.run(torch.randn(7, 32, 128).half(), cache).shape
-    torch.Size([7, 32, 128])
+    >>> wrapper.plan(*([a.int(), b.int()] for a, b in zip(shared, own)), 32, 8, 64, 16)
+    >>> wrapper.run(torch.randn(7, 32, 64).half(), cache).shape
+    torch.Size([7, 32, 64])
     """
 
     @flashinfer_api(trace=None)

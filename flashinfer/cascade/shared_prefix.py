@@ -38,11 +38,11 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(CompositeWrapper):
     --------
     >>> wrapper = flashinfer.BatchDecodeWithSharedPrefixPagedKVCacheWrapper(torch.empty(32 << 20, dtype=torch.uint8))
     >>> pages = torch.arange(8, dtype=torch.int32)
-    >>> wrapper.begin_forward(pages, pages[:7], torch.full((7,), 10, dtype=torch.int32), 32, 8, 128, 16)
-    >>> shared = torch.randn(64, 8, 128).half()
-    >>> q, cache = torch.randn(7, 32, 128).half(), torch.randn(7, 2, 16, 8, 128).half()
+    >>> wrapper.begin_forward(pages, pages[:7], torch.full((7,), 10, dtype=torch.int32), 32, 8, 64, 16)
+    >>> shared = torch.randn(64, 8, 64).half()
+    >>> q, cache = torch.randn(7, 32, 64).half(), torch.randn(7, 2, 16, 8, 64).half()
     >>> wrapper.forward(q, shared, shared, cache).shape
-    torch.Size([7, 32, 128])
+    torch.Size([7, 32, 64])
     """
 
     @flashinfer_api(trace=None)

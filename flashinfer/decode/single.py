@@ -74,7 +74,7 @@ def single_decode_with_kv_cache(
 
     Examples
     --------
-    >>> q, k, v = torch.randn(32, 128).half(), torch.randn(99, 8, 128).half(), torch.randn(99, 8, 128).half()
+    >>> q, k, v = torch.randn(32, 64).half(), torch.randn(99, 8, 64).half(), torch.randn(99, 8, 64).half()
     >>> o = flashinfer.single_decode_with_kv_cache(q, k, v)
     """
     op = "single_decode_with_kv_cache"

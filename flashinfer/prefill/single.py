@@ -121,7 +121,7 @@ def single_prefill_with_kv_cache(
 
     Examples
     --------
-    >>> q, k, v = torch.randn(7, 32, 128).half(), torch.randn(99, 8, 128).half(), torch.randn(99, 8, 128).half()
+    >>> q, k, v = torch.randn(7, 32, 64).half(), torch.randn(99, 8, 64).half(), torch.randn(99, 8, 64).half()
     >>> o = flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True)
     """
     op = "single_prefill_with_kv_cache"

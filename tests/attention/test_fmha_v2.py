@@ -82,35 +82,45 @@ def test_windows_caps_and_slopes(device):
     close(out, batch.expected(Attention(causal=True, alibi=True)))
 
 
+CHUNK = 16
+CHUNKED = {"mask_mode": "chunked", "chunked_attention_size": CHUNK}
+
+
 def chunk_mask(qo_len: int, kv_len: int, chunk: int) -> torch.Tensor:
     position = torch.arange(qo_len)[:, None] + kv_len - qo_len
     key = torch.arange(kv_len)
     return (key <= position) & (key >= position // chunk * chunk)
 
 
+def chunks_of(batch: Batch, **settings) -> list[Attention]:
+    lens = zip(batch.qo_lens, batch.kv_lens, strict=True)
+    return [Attention(mask=chunk_mask(q, kv, CHUNK), **settings) for q, kv in lens]
+
+
 def test_chunks_and_sinks(device):
+    """Check chunks with a soft cap and statistics: the module of test_statistics with a cap."""
     batch = Batch(QO_LENS, KV_LENS, device=device)
     sinks = torch.tensor([1.0, -2.0, 3.0, 0.5], device=device)
-    masks = [chunk_mask(q, kv, 16) for q, kv in zip(QO_LENS, KV_LENS, strict=True)]
-    options = {"mask_mode": "chunked", "chunked_attention_size": 16}
-    close(
-        prefill(batch, contiguous(batch), "CONTIGUOUS_Q_KV", **options),
-        batch.expected([Attention(mask=m) for m in masks]),
-    )
-    out = prefill(batch, contiguous(batch), "CONTIGUOUS_Q_KV", **options, sinks=sinks)
-    close(out, batch.expected([Attention(mask=m, sinks=sinks) for m in masks]))
+    options = {**CHUNKED, "logits_soft_cap_scale": 2.0, "save_softmax_stats": True}
+    out, _ = prefill(batch, contiguous(batch), "CONTIGUOUS_Q_KV", **options)
+    close(out, batch.expected(chunks_of(batch, logits_soft_cap=2.0)))
+    out, _ = prefill(batch, contiguous(batch), "CONTIGUOUS_Q_KV", **options, sinks=sinks)
+    close(out, batch.expected(chunks_of(batch, logits_soft_cap=2.0, sinks=sinks)))
 
 
 @pytest.mark.parametrize("cap", [None, 2.0])
 @pytest.mark.parametrize("in_tensor", [False, True], ids=["scale", "scale in a tensor"])
 def test_statistics(device, cap, in_tensor):
+    """Check statistics of causal attention, and of chunks with a soft cap."""
     batch = Batch(QO_LENS, KV_LENS, device=device)
     q_scale = 0.5
     scale = torch.tensor([SCALE * q_scale], device=device) if in_tensor else SCALE * q_scale
     options = {"save_softmax_stats": True, "logits_soft_cap_scale": cap, "sinks": torch.zeros(4, device=device)}
+    options |= CHUNKED if cap else {}
     out, stats = prefill(batch, contiguous(batch), "CONTIGUOUS_Q_KV", scale, **options)
-    what = Attention(causal=True, q_scale=q_scale, logits_soft_cap=cap or 0.0, sinks=torch.zeros(4))
-    expected = batch.expected(what)
+    settings = {"q_scale": q_scale, "sinks": torch.zeros(4)}
+    capped = chunks_of(batch, logits_soft_cap=cap, **settings) if cap else None
+    expected = batch.expected(capped or Attention(causal=True, **settings))
     close(out, expected)
     assert stats.shape == (*batch.q.shape[:2], 2)
     largest, total = stats.unbind(-1)

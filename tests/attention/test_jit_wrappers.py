@@ -49,6 +49,7 @@ struct Gain : AttentionVariantBase {
 """
 TENSORS, SCALARS = (["gain"], ["float"]), (["stride", "sm_scale"], ["int64_t", "double"])
 VARIANT = (*TENSORS, *SCALARS, "Gain", DECL)
+NARROW_VARIANT = (*TENSORS, SCALARS[0], ["int32_t", "double"], "Gain", DECL)
 
 
 def arguments(uri: str) -> tuple:
@@ -100,10 +101,16 @@ def test_prefill_wrappers_with_a_mask_of_the_variant(device):
     assert torch.equal(compiled(batch.q, *batch.dense()), step(batch.q, *batch.dense()))
 
 
+def single_decode_module(device):
+    """Build the variant for one request, with a number of 32 bits among its parameters."""
+    key = ("test_gain_single", F16, F16, F16, 64, 64, *NARROW_VARIANT)
+    return gen_customize_single_decode_module(*key, device=device).build_and_load()
+
+
 def test_single_requests(device):
     gain = torch.rand(4, device=device) + 0.5
     dtypes = (F16, F16, F16, 64, 64)
-    decode = gen_customize_single_decode_module("test_gain_single", *dtypes, *VARIANT, device=device).build_and_load()
+    decode = single_decode_module(device)
     batch = Batch([1], [97], device=device)
     k, v = batch.dense("HND")
     out = single_decode_with_kv_cache_with_jit_module(decode, batch.q[0], k, v, gain, 3, 0.125, kv_layout="HND")
@@ -191,9 +198,7 @@ def test_known_tensors_do_not_consume_arguments():
 
 def test_parameters_of_other_types(device):
     """Check that parameters of other types and values out of range are rejected: kernels read raw bits."""
-    variant = (*TENSORS, SCALARS[0], ["int32_t", "double"], "Gain", DECL)
-    dtypes = (F16, F16, F16, 64, 64)
-    module = gen_customize_single_decode_module("test_gain_narrow", *dtypes, *variant, device=device).build_and_load()
+    module = single_decode_module(device)
     batch = Batch([1], [97], device=device)
     gain = torch.ones(4, device=device)
 

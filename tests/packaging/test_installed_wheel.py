@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from ..fresh_process import run_python
 from .tree import listing
 
 PROGRAM = """
@@ -39,7 +40,7 @@ def run(installed, workspace, *arguments):
         "FLASHINFER_WORKSPACE_BASE": str(workspace),
         "FLASHINFER_JIT_DEBUG": "1",  # half the compile time
     }
-    done = subprocess.run([sys.executable, *arguments], env=env, cwd=workspace, capture_output=True, text=True)
+    done = run_python(arguments, env=env, cwd=workspace)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

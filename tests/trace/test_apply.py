@@ -151,9 +151,9 @@ def decode(page_size: int, **plan):
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1 << 20, dtype=torch.uint8))
     indptr, last = torch.tensor([0, 2, 4], dtype=torch.int32), torch.full((2,), 1, dtype=torch.int32)
     table = (indptr, torch.arange(4, dtype=torch.int32), last)
-    wrapper.plan(*table, 4, 2, 64, page_size, q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16, **plan)
-    cache = tuple(torch.randn(4, page_size, 2, 64).bfloat16() for _ in "kv")
-    return wrapper, torch.randn(2, 4, 64).bfloat16(), cache
+    wrapper.plan(*table, 4, 2, 64, page_size, q_data_type=torch.float16, kv_data_type=torch.float16, **plan)
+    cache = tuple(torch.randn(4, page_size, 2, 64).half() for _ in "kv")
+    return wrapper, torch.randn(2, 4, 64).half(), cache
 
 
 def test_page_tables_of_plan_are_inputs_of_run():

@@ -6,8 +6,6 @@ import importlib
 import logging
 import os
 import re
-import subprocess
-import sys
 import textwrap
 import timeit
 from pathlib import Path
@@ -21,6 +19,8 @@ from flashinfer._runtime.knobs import knobs
 from flashinfer.api_logging import LogSettings, flashinfer_api, make_api_decorator
 from flashinfer.dump import DumpSettings, graph
 from flashinfer.version import __version__
+
+from ..fresh_process import run_python
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -444,9 +444,7 @@ def test_a_killed_process_leaves_its_inputs(tmp_path):
         "FLASHINFER_DUMP_DIR": str(tmp_path / "dumps"),
         "PYTHONPATH": str(Path(api_logging.__file__).parents[1]),
     }
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(CRASH)], env={**os.environ, **variables}, capture_output=True, text=True
-    )
+    run = run_python(["-c", textwrap.dedent(CRASH)], env={**os.environ, **variables})
     assert run.returncode == 0, run.stderr
     killed, killed_pid, terminated, terminated_pid, ended, ended_pid = map(int, run.stdout.split())
     assert (killed, terminated, ended) == (-9, -15, 0)
