@@ -26,6 +26,8 @@ export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 # A thread that waits must not spin: the other workers need the core.
 PARALLEL := MAX_JOBS=1 OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive python -m pytest -n $(WORKERS)
+# Files with tests that run alone, unless PYTEST_ARGS names files: to collect all of them takes longer than the tests.
+HAS_ALONE = $(if $(findstring tests,$(PYTEST_ARGS)),,$(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 # pytest ends with 5 if no test was selected, as when PYTEST_ARGS names a folder without tests of that kind.
 OR_NONE := || test $$? = 5
 
@@ -40,14 +42,14 @@ quick: setup
 test: setup
 	python -m tests.prebuild
 	$(PARALLEL) --pairs -m "not alone and not full" $(PYTEST_ARGS) $(OR_NONE)
-	python -m pytest --pairs -m "alone and not full" $(PYTEST_ARGS) $(OR_NONE)
+	python -m pytest --pairs -m "alone and not full" $(PYTEST_ARGS) $(HAS_ALONE) $(OR_NONE)
 
 test-all: export FLASHINFER_TEST_ATTENTION_FULL = 1
 test-all: export FLASHINFER_TEST_RANDOM = 1
 test-all: setup
 	python -m tests.prebuild
 	$(PARALLEL) -m "not alone" $(PYTEST_ARGS) $(OR_NONE)
-	python -m pytest -m "alone" $(PYTEST_ARGS) $(OR_NONE)
+	python -m pytest -m "alone" $(PYTEST_ARGS) $(HAS_ALONE) $(OR_NONE)
 	if python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then STEPS="memcheck racecheck" bash scripts/gpu_check.sh; fi
 
 lint: setup

@@ -15,7 +15,11 @@ import pytest
 SPREAD = ("tests/cuda_compile/", "tests/docs/test_examples.py")
 
 #: What takes longest is started first, so that no worker is left with a long file at the end.
-LONGEST_FIRST = ("tests/cuda_compile/", "tests/attention/", "tests/docs/test_examples.py", "tests/serve/", "tests/jit/")
+LONGEST_FIRST = (
+    *("tests/cuda_compile/", "tests/attention/", "tests/docs/test_examples.py", "tests/serve/", "tests/jit/"),
+    *("tests/trace/", "tests/integrations/", "tests/docs/", "tests/packaging/", "tests/utils/", "tests/testing/"),
+    *("tests/hopper/", "tests/fused_moe/", "tests/gemm/", "tests/mla/"),
+)
 
 Values = tuple[tuple[str, object], ...]  #: name and value of each parameter of a test
 
