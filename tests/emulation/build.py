@@ -51,7 +51,9 @@ from flashinfer.jit.cpp_ext import find_cxx, find_nvcc
 from flashinfer.jit.toolchain import get_cuda_path
 
 EMULATION = Path(__file__).parent
+HEADER = "emulation.h"
 FLAGS = ["-std=c++17", "-O1", "-w", "-Wno-psabi", "-shared", "-fPIC", "-fvisibility=hidden", "-DFLASHINFER_EMULATED"]
+_precompiled: dict[tuple[str, ...], Path] = {}
 ALIGNMENT = r"(?:(?:__align__|alignas)\((\d+)\)\s*)?"
 
 
@@ -136,10 +138,27 @@ def compile_emulated(
     copied = folder / source.name
     for file in (source, *source.parent.glob("*.*h")):
         copy_rewritten(file, folder / file.name)
-    flags = [*FLAGS, *(f"-D{x}" for x in defines), *([f"-DEMULATION_ARCH={arch}"] if arch else [])]
-    includes = [f"-I{folder}", f"-I{EMULATION}", f"-isystem{get_cuda_path()}/include"]
+    flags = [*FLAGS, *([f"-DEMULATION_ARCH={arch}"] if arch else []), f"-isystem{get_cuda_path()}/include"]
+    first = precompiled(compiler, flags, tmp_path_factory)
+    includes = [f"-I{first}", f"-I{folder}", f"-I{EMULATION}", "-include", HEADER]
     target = folder / "emulated.so"
-    command = [compiler, *flags, *includes, "-include", EMULATION / "emulation.h", copied, "-o", target]
+    run_compiler(compiler, *flags, *(f"-D{x}" for x in defines), *includes, copied, "-o", target)
+    return Library(target)
+
+
+def precompiled(compiler: Any, flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what is included first, parsed: CUDA's headers take a second of each compilation.
+
+    The compiler falls back on the text where the definitions of a source concern these headers.
+    """
+    key = (str(compiler), *flags)
+    if key not in _precompiled:
+        folder = tmp_path_factory.mktemp("emulation_header")
+        run_compiler(compiler, *flags, "-x", "c++-header", EMULATION / HEADER, "-o", folder / f"{HEADER}.gch")
+        _precompiled[key] = folder
+    return _precompiled[key]
+
+
+def run_compiler(*command: Any) -> None:
     done = subprocess.run([str(x) for x in command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-8000:]
-    return Library(target)
