@@ -31,11 +31,12 @@ def test_other_targets(hopper, monkeypatch, tmp_path, target, unit):
 
 @pytest.mark.parametrize("unit", ["bf16", *(pytest.param(u, marks=FULL) for u in ("fp8_scaled", "bf16_columns"))])
 def test_copies(nvcc, tmp_path, unit):
-    """Check for the instructions that test_copy_addresses.py describes."""
+    """Check for the instructions that test_copy_addresses.py describes, and for spills."""
     text = next(text for path, text in gen_gemm_module("cuda").generated.items() if path.stem == f"gemm_{unit}")
     source, cubin = tmp_path / "unit.cu", tmp_path / "unit.cubin"
     source.write_text(text)
     flags = ["-std=c++17", "-O3", "-DNDEBUG", "-arch=sm_90a", f"-I{jit_env.FLASHINFER_INCLUDE_DIR}", "-cubin"]
+    flags += NO_SPILLS.split()
     subprocess.run([nvcc, *flags, source, "-o", cubin], check=True)
     found = list(operations(cubin.read_bytes()))
     assert COPY in found and COPY_UNIFORM not in found

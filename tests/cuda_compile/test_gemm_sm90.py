@@ -12,6 +12,7 @@ from flashinfer.compilation_context import sm90a_nvcc_flags
 from flashinfer.jit import env as jit_env
 from flashinfer.jit.gemm import gen_dense_gemm_sm90_module, gen_gemm_w4_sm90_module, gen_quantize_1x128_module
 
+from .fatbin import compile_units
 from .options import NO_SPILLS
 
 UNITS = [("bf16", "tile_128x256"), ("fp8_block", "tile_256x128"), ("fp8_block", "swapped_64x128")]
@@ -53,8 +54,9 @@ def compile_unit(nvcc, tmp_path, spec, stem):
     assert "(C75" not in log, log  # C7508: setmaxnreg ignored; C7510 to C7519: wgmma serialised
 
 
-def test_quantizer(hopper, monkeypatch):
-    """Compile the whole module for a chip without PDL; test_units of test_cuda_compile.py compiles it for Hopper."""
+def test_quantizer(hopper, monkeypatch, tmp_path):
+    """Compile the kernels for a chip without PDL; test_units of test_cuda_compile.py has Hopper, and the launcher."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
     monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", NO_SPILLS)
-    gen_quantize_1x128_module().build()
+    spec = gen_quantize_1x128_module()
+    compile_units(tmp_path, [source for source in spec.sources if source in spec.generated], spec.generated)

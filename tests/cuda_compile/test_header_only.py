@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from .options import COMPILES
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "header_only"
 
 
@@ -20,10 +22,11 @@ def run(*command: str | Path) -> None:
 
 @pytest.mark.parametrize("arch", ["75", *(pytest.param(arch, marks=pytest.mark.full) for arch in ("80", "90a"))])
 def test_decode_compiles(nvcc, arch, tmp_path):
-    """Compile the example alone; the CMake project below is compiled for 90a."""
+    """Compile the device code of the example; the CMake project below has its host code, for 90a."""
     target = f"-gencode=arch=compute_{arch},code=sm_{arch}"
     include = EXAMPLE.parents[1] / "include"
-    run(nvcc, "-std=c++17", target, "-I", include, EXAMPLE / "decode.cu", "-c", "-o", tmp_path / "decode.o")
+    flags = ["-std=c++17", target, "-I", include, *COMPILES.split()]
+    run(nvcc, *flags, EXAMPLE / "decode.cu", "-cubin", "-o", tmp_path / "decode.cubin")
 
 
 def test_decode_is_a_cmake_project(nvcc, tmp_path):

@@ -31,17 +31,17 @@ import torch
 
 sys.addaudithook(forbid)
 import flashinfer
-from flashinfer.jit.activation import gen_activation_modules
+from flashinfer.jit.concat_ops import gen_concat_ops_modules
 from flashinfer.jit.toolchain import find_cxx, find_nvcc
 
 assert find_nvcc() is None and find_cxx() is None and shutil.which("ninja") is None
-(spec,) = gen_activation_modules("cuda")
+(spec,) = gen_concat_ops_modules("cuda")
 assert spec.is_aot and spec.is_compiled
 module = spec.build_and_load()
 print(spec.get_library_path())
-x = torch.zeros(2, 64, dtype=torch.bfloat16)
+x = torch.zeros(2, 4, 192, dtype=torch.bfloat16)
 try:
-    module.silu_and_mul(x[:, :32].contiguous(), x, False)
+    module.concat_mla_k(x, x[..., :128].contiguous(), x[:, :1, :64].contiguous())
 except (RuntimeError, ValueError) as error:
     print(str(error).splitlines()[0])
 """
@@ -53,7 +53,7 @@ def site(nvcc, tmp_path_factory):
     folder = tmp_path_factory.mktemp("jit-cache-cuda")
     env = {k: v for k, v in os.environ.items() if not k.startswith("FLASHINFER_AOT")}
     env |= {"FLASHINFER_CUDA_ARCH_LIST": "9.0a", "FLASHINFER_EXTRA_CFLAGS": "-O0"}  # O0: half the host compile time
-    words = ["-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), "-Caot=--family activation"]
+    words = ["-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), "-Caot=--family concat_ops"]
     done = subprocess.run(
         [sys.executable, *words, str(ROOT / "flashinfer-jit-cache")], env=env, capture_output=True, text=True
     )
@@ -81,8 +81,8 @@ def test_loads_without_any_compiler(site, tmp_path):
     done = run(site, tmp_path, "9.0a")
     assert done.returncode == 0, done.stderr
     library, refused = done.stdout.splitlines()
-    assert library == str(site / "flashinfer_jit_cache" / "jit_cache" / "activation" / "activation.so")
-    assert "CUDA" in refused and "silu_and_mul" in refused
+    assert library == str(site / "flashinfer_jit_cache" / "jit_cache" / "concat_mla" / "concat_mla.so")
+    assert "CUDA" in refused and "concat_mla_k" in refused
     assert not (tmp_path / "base").exists(), "nothing was built"
 
 

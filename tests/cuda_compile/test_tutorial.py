@@ -18,6 +18,8 @@ import torch
 from flashinfer.jit import build_jit_specs, gen_jit_spec
 from flashinfer.jit import env as jit_env
 
+from .options import COMPILES
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "scale"
 
 # The tutorial's first edition: the kernel computes in T, and the binding has a launcher of its own that takes a double.
@@ -89,6 +91,8 @@ def tutorial(nvcc, tmp_path_factory):
         patch.setitem(vars(jit_env), "FLASHINFER_JIT_DIR", root / "cached_ops")
         patch.setitem(vars(jit_env), "FLASHINFER_GEN_SRC_DIR", root / "generated")
         patch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+        patch.setenv("FLASHINFER_EXTRA_CFLAGS", "-O0")  # no figure depends on the speed of the host code
+        patch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", COMPILES)
         patch.syspath_prepend(str(EXAMPLE))
         patch.setattr(sys, "dont_write_bytecode", True)
         api, generator = (importlib.import_module(name) for name in ("scale", "jit_scale"))
