@@ -28,9 +28,9 @@ def _units() -> Iterator[tuple[str, dict[str, Any]]]:
         form: f"sampling::LaunchTopKTopP<sampling::{arguments}>(const SampleParams&, int, Stream)"
         for form, arguments in _TOP_FORMS.items()
     }
-    yield "top", _unit("sample_top_k_top_p", elsewhere=_unit("sample_top_k_top_p_kernel", *forms.values()))
+    yield "top", _unit("sample_top_k_top_p", elsewhere=_unit("sample_one_pass", *forms.values()))
     for form, instance in forms.items():
-        yield f"top_{form}", _unit("sample_top_k_top_p_kernel", instance)
+        yield f"top_{form}", _unit("sample_one_pass", instance)
     pairs = _unit("filter_rows_cta_pair", "RenormRowsByCtaPair<float>(const RowParams<float>&, Stream)")
     yield "pairs", pairs
     for dtype in ("float", "float16_t", "bfloat16_t"):

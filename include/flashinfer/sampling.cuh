@@ -6,10 +6,9 @@
 //   top-k, top-p rows     likewise, with a list of all columns that may be kept
 // Entries and their kernels:
 //   sampling/sample_unfiltered.cuh        tokens without a search: from all columns, or with min-p
-//     sampling/sample_early_exit.cuh      many rows of probabilities, read until the token is found
 //     sampling/sample_min_p.cuh           many rows with min-p
-//   sampling/sample_top_k_top_p.cuh       tokens with top-k and top-p from probabilities; _kernel.cuh has the kernel
-//     sampling/sample_one_pass.cuh        the common case: one read of the row
+//   sampling/sample_top_k_top_p.cuh       tokens with top-k and top-p from probabilities
+//     sampling/sample_one_pass.cuh        the kernel, and the common case: one read of the row
 //     sampling/sample_retry.cuh           flat rows and rows with many ties
 //     sampling/sample_exact.cuh           exact search by one block, the last resort
 //   sampling/sample_many_per_row.cuh      many tokens of few rows, which are prepared once
@@ -21,8 +20,7 @@
 //   sampling/softmax.cuh                  softmax
 // Building blocks:
 //   sampling/fixed_point.h                weights, keys, masses, quanta
-//   sampling/warp_segment.cuh             a segment of a row in the registers of a warp
-//   sampling/inverse_transform.cuh        from a unit of mass to a segment to a column
+//   sampling/row_segments.cuh             a row that warps read in segments: sums, and the column of a unit of mass
 //   sampling/row_chunks.cuh               a row that is read and written in chunks
 //   sampling/cluster_row.cuh              a row held by a cluster
 //   sampling/cta_group.cuh                a cluster or a single block behind one interface

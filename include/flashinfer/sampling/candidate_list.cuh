@@ -3,10 +3,9 @@
 // probabilities; the threshold among them; and the final sampling step.
 #pragma once
 #include "../ptx/prefetch.cuh"
-#include "../sampling.cuh"
-#include "sample_exact.cuh"
-#include "inverse_transform.cuh"
 #include "filter_estimate_fine.cuh"
+#include "row_segments.cuh"
+#include "sample_exact.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -3,8 +3,7 @@
 // and the masses of segments of 1024 columns to a table; then one warp per output reads the table (1 KB for a
 // vocabulary of 128256) and one segment of the row.
 #pragma once
-#include "../sampling.cuh"
-#include "warp_segment.cuh"
+#include "row_segments.cuh"
 #include "table_threshold.cuh"
 
 namespace flashinfer {

@@ -3,7 +3,7 @@
 // largest weights of chunks to its leading block; the leader reads only those chunks again that contain a kept column.
 // For few rows, where blocks may wait for each other: sample_unfiltered.cuh.
 #pragma once
-#include "inverse_transform.cuh"
+#include "row_segments.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sampling with top-k and top-p from probabilities (definitions and parameters: sampling.h): one cluster of blocks, or
-// one block, per output.
+// Launch of sampling with top-k and top-p from probabilities (definitions and parameters: sampling.h): one cluster of
+// blocks, or one block, per output. The kernel is in sample_one_pass.cuh.
 #pragma once
-#include "sample_top_k_top_p_kernel.cuh"
+#include "sample_one_pass.cuh"
 
 namespace flashinfer {
 namespace sampling {

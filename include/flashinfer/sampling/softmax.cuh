@@ -6,8 +6,7 @@
 // docs/performance/sampling.md.
 #pragma once
 #include "../ptx/cp_async.cuh"
-#include "../sampling.cuh"
-#include "warp_segment.cuh"
+#include "row_segments.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -5,7 +5,7 @@
 // never correctness.
 #pragma once
 #include "block_scan.cuh"
-#include "warp_segment.cuh"
+#include "row_segments.cuh"
 
 namespace flashinfer {
 namespace sampling {
