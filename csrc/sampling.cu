@@ -8,7 +8,7 @@
 #if defined(FLASHINFER_CPU)
 #include <flashinfer/sampling_cpu.h>
 #elif defined(__CUDACC__)
-#include <flashinfer/sampling/filter_launch.cuh>
+#include <flashinfer/sampling/filter_rows_launch.cuh>
 #include <flashinfer/sampling/softmax.cuh>
 #include <flashinfer/sampling/speculative.cuh>
 #include <flashinfer/sampling/sample_unfiltered.cuh>

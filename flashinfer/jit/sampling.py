@@ -31,12 +31,12 @@ def _units() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "top", _unit("sample_top_k_top_p", elsewhere=_unit("sample_one_pass", *forms.values()))
     for form, instance in forms.items():
         yield f"top_{form}", _unit("sample_one_pass", instance)
-    pairs = _unit("filter_rows_cta_pair", "RenormRowsByCtaPair<float>(const RowParams<float>&, Stream)")
+    pairs = _unit("filter_rows_launch", "sampling::LaunchCtaPairs<float>(const RowParams<float>&, Stream)")
     yield "pairs", pairs
     for dtype in ("float", "float16_t", "bfloat16_t"):
         for function in ("RenormRows", "MaskRows"):
             instance = f"{function}<{dtype}>(const RowParams<{dtype}>&, Stream)"
-            yield f"{function}_{dtype}", _unit("filter_launch", instance, elsewhere=pairs)
+            yield f"{function}_{dtype}", _unit("filter_rows_launch", instance, elsewhere=pairs)
 
 
 def gen_sampling_module(backend: str = "cuda") -> JitSpec:

@@ -13,22 +13,19 @@
 //     sampling/sample_exact.cuh           exact search by one block, the last resort
 //   sampling/sample_many_per_row.cuh      many tokens of few rows, which are prepared once
 //   sampling/speculative.cuh              verification of draft tokens
-//   sampling/filter_launch.cuh            rows of top-k and top-p: renormalised, masked
+//   sampling/filter_rows_launch.cuh       rows of top-k and top-p: renormalised, masked; kernels and launch
 //     sampling/filter_rows.cuh            the common case: one read of the row
 //     sampling/filter_rows_fallback.cuh   rows with too many columns to list
-//     sampling/filter_rows_cta_pair.cuh   many rows with top-p
 //   sampling/softmax.cuh                  softmax
 // Building blocks:
 //   sampling/fixed_point.h                weights, keys, masses, quanta
 //   sampling/row_segments.cuh             a row that warps read in segments: sums, and the column of a unit of mass
-//   sampling/row_chunks.cuh               a row that is read and written in chunks
+//   sampling/row_chunks.cuh               a row that a group of blocks reads and writes in chunks
 //   sampling/cluster_row.cuh              a row held by a cluster
-//   sampling/cta_group.cuh                a cluster or a single block behind one interface
 //   sampling/block_scan.cuh               prefix sums over a block
 //   sampling/candidate_list.cuh           columns near the threshold, and sampling from them
 //   sampling/threshold_estimate.cuh       range of the threshold from a sample, for tokens
-//   sampling/filter_estimate.cuh, _fine   bounds of the threshold from a sample, for rows: coarse, and fine
-//   sampling/filter_sums.cuh              sums of columns that are certain to be kept
+//   sampling/threshold_estimate_rows.cuh  bounds of the threshold from a sample, for rows: coarse, and fine
 //   sampling/list_threshold.cuh           exact threshold in a list
 //   sampling/row_threshold.cuh            exact threshold in a row, by a cluster
 //   sampling/table_threshold.cuh          exact threshold in a row, by a block; sampling/key_search.cuh its last step

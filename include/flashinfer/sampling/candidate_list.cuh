@@ -3,9 +3,9 @@
 // probabilities; the threshold among them; and the final sampling step.
 #pragma once
 #include "../ptx/prefetch.cuh"
-#include "filter_estimate_fine.cuh"
 #include "row_segments.cuh"
 #include "sample_exact.cuh"
+#include "threshold_estimate_rows.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Filter of a row in one read, by a cluster of blocks that does not hold the row:
-//   1. a sample gives bounds of the threshold (filter_estimate.cuh), the same in each block;
+//   1. a sample gives bounds of the threshold (threshold_estimate_rows.cuh), the same in each block;
 //   2. the row is read in chunks, and the columns that may be kept, the survivors, are listed;
 //   3. the leading block finds the threshold among the survivors that are not certain to be kept, and the mass
 //      of all kept columns;
@@ -14,10 +14,8 @@
 #include "../ptx/shared.cuh"
 #include "../sampling.cuh"
 #include "../warp.cuh"
-#include "filter_estimate.cuh"
-#include "filter_sums.cuh"
 #include "list_threshold.cuh"
-#include "filter_estimate_fine.cuh"
+#include "threshold_estimate_rows.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -59,7 +57,7 @@ struct RowFilterShared {
   ColumnSums certain, uncertain;
   CertainShared sums;
   uint32_t tied, tied_in[MAX_CLUSTER];
-  // Exchanged by a pair of blocks (filter_rows_cta_pair.cuh) about their rows: bounds, whether the survivors can be
+  // Exchanged by a pair of blocks (filter_rows_launch.cuh) about their rows: bounds, whether the survivors can be
   // listed, whether the row is written.
   Bounds bounds[2];
   uint32_t can_list[2], is_written[2];

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fallback of filter_rows.cuh for rows with too many survivors to list, or with a wrong estimate: a fine estimate
-// gives new bounds (filter_estimate_fine.cuh), only uncertain survivors are listed, ties are counted, columns certain
-// to be kept are summed (filter_sums.cuh), and the row is read again to be written. If that fails too, the threshold
-// is searched in the row (row_threshold.cuh).
+// gives new bounds (threshold_estimate_rows.cuh), only uncertain survivors are listed, ties are counted, columns
+// certain to be kept are summed (row_chunks.cuh), and the row is read again to be written. If that fails too, the
+// threshold is searched in the row (row_threshold.cuh).
 #pragma once
-#include "row_threshold.cuh"
 #include "filter_rows.cuh"
+#include "row_threshold.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sampling from rows for which sample_one_pass.cuh found no good range: flat rows, or rows with many equal columns. The
-// listed part gives a better range, or else a fine estimate from a sample (filter_estimate_fine.cuh); where many
-// columns equal the lower end of the range, these ties are counted instead of listed. If no range works, the leader
-// searches the row (sample_exact.cuh).
+// listed part gives a better range, or else a fine estimate from a sample (threshold_estimate_rows.cuh); where
+// many columns equal the lower end of the range, these ties are counted instead of listed. If no range works, the
+// leader searches the row (sample_exact.cuh).
 #pragma once
 #include "candidate_list.cuh"
 
