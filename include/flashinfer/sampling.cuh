@@ -26,9 +26,7 @@
 //   sampling/candidate_list.cuh           columns near the threshold, and sampling from them
 //   sampling/threshold_estimate.cuh       range of the threshold from a sample, for tokens
 //   sampling/threshold_estimate_rows.cuh  bounds of the threshold from a sample, for rows: coarse, and fine
-//   sampling/list_threshold.cuh           exact threshold in a list
-//   sampling/row_threshold.cuh            exact threshold in a row, by a cluster
-//   sampling/table_threshold.cuh          exact threshold in a row, by a block; sampling/key_search.cuh its last step
+//   sampling/threshold_search.cuh         exact threshold in a list, among any keys by a block, in a row by a cluster
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 //   measurements  docs/performance/sampling.md
 #pragma once

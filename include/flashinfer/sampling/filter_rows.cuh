@@ -14,8 +14,8 @@
 #include "../ptx/shared.cuh"
 #include "../sampling.cuh"
 #include "../warp.cuh"
-#include "list_threshold.cuh"
 #include "threshold_estimate_rows.cuh"
+#include "threshold_search.cuh"
 
 namespace flashinfer {
 namespace sampling {

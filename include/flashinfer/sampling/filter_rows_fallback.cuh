@@ -2,10 +2,9 @@
 // Fallback of filter_rows.cuh for rows with too many survivors to list, or with a wrong estimate: a fine estimate
 // gives new bounds (threshold_estimate_rows.cuh), only uncertain survivors are listed, ties are counted, columns
 // certain to be kept are summed (row_chunks.cuh), and the row is read again to be written. If that fails too, the
-// threshold is searched in the row (row_threshold.cuh).
+// threshold is searched in the row (threshold_search.cuh).
 #pragma once
 #include "filter_rows.cuh"
-#include "row_threshold.cuh"
 
 namespace flashinfer {
 namespace sampling {
