@@ -21,7 +21,7 @@
 //   sampling/fixed_point.h                weights, keys, masses, quanta
 //   sampling/row_segments.cuh             a row that warps read in segments: sums, and the column of a unit of mass
 //   sampling/row_chunks.cuh               a row that a group of blocks reads and writes in chunks
-//   sampling/cluster_row.cuh              a row held by a cluster
+//   sampling/row_slices.cuh               a row of which each block owns one slice
 //   sampling/block_scan.cuh               prefix sums over a block
 //   sampling/candidate_list.cuh           columns near the threshold, and sampling from them
 //   sampling/threshold_estimate.cuh       range of the threshold from a sample, for tokens
@@ -30,11 +30,19 @@
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 //   measurements  docs/performance/sampling.md
 #pragma once
+#include "ptx/cluster.cuh"
 #include "ptx/pdl.cuh"
-#include "sampling/cluster_row.cuh"
+#include "sampling.h"
+#include "sampling/fixed_point.h"
+#include "utils.cuh"
+#include "vec_dtypes.cuh"
+#include "warp.cuh"
 
 namespace flashinfer {
 namespace sampling {
+
+constexpr int WARP_COLUMNS = 128;  // columns that a warp loads at once, four per lane
+constexpr int MAX_WARPS = 16;      // warps of a block that shares its sums, at most
 
 template <typename T>
 __device__ __forceinline__ T ValueOf(const PerRow<T>& parameter, int64_t row) {
@@ -131,22 +139,6 @@ cudaError_t PrepareKernel(Device& device) {
   return cudaSuccess;
 }
 
-/// Choose how to spread rows of `vocab` columns over blocks. Results do not depend on it.
-inline Geometry GeometryOf(int64_t rows, int64_t vocab, const Device& device) {
-  Geometry g{1, Threads(true), true, 0};
-  const auto slice = [&] { return (CeilDiv(vocab, g.cluster) + 3) / 4 * 4; };
-  if (device.has_clusters) {
-    // At most 16K columns per block, so that three blocks fit an SM; fewer while SMs would be idle.
-    while (g.cluster < MAX_CLUSTER &&
-           (slice() > 16384 || (slice() > 2048 && rows * g.cluster < 2 * device.multiprocessors))) {
-      g.cluster *= 2;
-    }
-  }
-  g.shared_bytes = sizeof(RowShared) + slice() * sizeof(float);
-  if (int64_t(g.shared_bytes) > device.shared_bytes) g = {1, Threads(false), false, sizeof(RowShared)};
-  return g;
-}
-
 /// Return the largest cluster size of KERNEL with `threads` threads and `shared_bytes` per block: 16 if the device
 /// supports it, otherwise 8, which every device with clusters supports. Queried once per kernel and device.
 template <auto KERNEL>
@@ -174,16 +166,6 @@ cudaError_t LaunchClusters(void (*kernel)(Params), const Geometry& g, int64_t ro
   const LaunchConfig launch(dim3(unsigned(rows * g.cluster)), dim3(g.threads), g.shared_bytes, enable_pdl, stream,
                             g.cluster);
   return launch.Launch(kernel, params);
-}
-
-/// Launch RESIDENT, or STREAMING where no cluster can hold a row.
-template <auto RESIDENT, auto STREAMING, typename Params>
-cudaError_t LaunchRows(int64_t rows, int64_t vocab, bool enable_pdl, Stream stream, const Params& params) {
-  Device device;
-  const cudaError_t status = PrepareKernel<RESIDENT>(device);
-  if (status != cudaSuccess) return status;
-  const Geometry g = GeometryOf(rows, vocab, device);
-  return LaunchClusters(g.is_resident ? RESIDENT : STREAMING, g, rows, enable_pdl, stream, params);
 }
 
 }  // namespace sampling

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefix sums over the threads of a block, for sampling with top-k and top-p.
+// Prefix sums over the threads of a block.
 #pragma once
-#include "../warp.cuh"
+#include "../sampling.cuh"
 
 namespace flashinfer {
 namespace sampling {
@@ -25,6 +25,26 @@ __device__ __forceinline__ T BlockBefore(T x, ScanShared& shared) {
 #pragma unroll
   for (int w = 0; w < THREADS / 32 - 1; ++w) before += w < warp ? T(shared.by_warp[w]) : 0;
   return before;
+}
+
+/// Exclusive prefix sums of N numbers over the block.
+template <int N>
+__device__ __forceinline__ void BlockExclusiveScan(uint64_t (&x)[N], uint64_t (&scratch)[3][MAX_WARPS]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint64_t through[N];
+  __syncthreads();  // scratch may still be read
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    through[n] = WarpInclusiveScan(x[n]);
+    if (lane == 31) scratch[n][warp] = through[n];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    uint64_t before = through[n] - x[n];
+    for (int w = 0; w < warp; ++w) before += scratch[n][w];
+    x[n] = before;
+  }
 }
 
 }  // namespace sampling

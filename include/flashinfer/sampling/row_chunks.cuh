@@ -2,12 +2,7 @@
 // A row that a group of blocks reads and writes in chunks: each block owns consecutive chunks, and each of its warps
 // loads one chunk at a time into registers. Also sums over the columns of chunks.
 #pragma once
-#include "../ptx/cluster.cuh"
-#include "../sampling.h"
-#include "../utils.cuh"
-#include "../vec_dtypes.cuh"
-#include "cluster_row.cuh"
-#include "fixed_point.h"
+#include "../sampling.cuh"
 
 namespace flashinfer {
 namespace sampling {

@@ -12,6 +12,7 @@
 // bracket (for example ties).
 #pragma once
 #include "row_segments.cuh"
+#include "row_slices.cuh"
 #include "threshold_search.cuh"
 
 namespace flashinfer {

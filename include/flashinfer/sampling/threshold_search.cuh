@@ -6,8 +6,7 @@
 //   RowSearch           a cluster, in a row that it reads in each pass: recovers from ranges without the threshold
 // Variants with constraints of their own: FindInList (candidate_list.cuh), ExactSampler (sample_exact.cuh).
 #pragma once
-#include "../sampling.cuh"
-#include "../warp.cuh"
+#include "block_scan.cuh"
 #include "row_chunks.cuh"
 
 namespace flashinfer {
