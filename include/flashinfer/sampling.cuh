@@ -94,6 +94,22 @@ __device__ __forceinline__ Limits LimitsOf(const FilterParams& filter, int64_t r
   return limits;
 }
 
+/// Closed range of keys that contains a threshold. Searches count keys in bins, downwards from `high`.
+struct KeyRange {
+  uint32_t low, high;
+
+  __device__ __forceinline__ bool Contains(uint32_t key) const { return key >= low && key <= high; }
+  /// Return the right shift of keys that divides the range into at most 2^bits bins.
+  __device__ __forceinline__ int Shift(int bits) const { return max(0, 32 - bits - __clz(high - low)); }
+  __device__ __forceinline__ uint32_t Bin(uint32_t key, int shift) const { return (high - key) >> shift; }
+  /// Narrow the range to one of its bins.
+  __device__ __forceinline__ void Narrow(uint32_t bin, int shift) {
+    high -= bin << shift;
+    const uint32_t width = (uint32_t{1} << shift) - 1;
+    if (high - low > width) low = high - width;
+  }
+};
+
 // ------------------------------------------------------------------------------------------------ launching
 
 struct Geometry {

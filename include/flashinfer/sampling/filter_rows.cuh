@@ -281,7 +281,7 @@ struct RowFilter {
       const auto quantum_of = [&](uint32_t key) { return uint64_t(SIGNED ? 0 : QuantumOf(FromBits(key), scale)); };
       threshold = low;
       if (!keeps_ties) {
-        threshold = FindListThreshold(n, uint32_t(within.count), key_at, quantum_of, low, high, above.count,
+        threshold = FindListThreshold(n, uint32_t(within.count), key_at, quantum_of, {low, high}, above.count,
                                       above.quanta, {wanted.count, wanted.quanta}, shared.rank)
                         .key;
       }
@@ -388,8 +388,8 @@ struct RowFilter {
   /// Step 1: estimate the bounds of the threshold.
   __device__ __forceinline__ Bounds FindBoundsOfRow() const {
     const Share share = ShareOf();
-    if (!share.is_limited || chunks.vocab <= UNSAMPLED) return {LOWEST, ~0u, float(chunks.vocab), 0.f};
-    const BoundLimits wanted{share.Count(), share.Rest()};
+    if (!share.is_limited || chunks.vocab <= UNSAMPLED) return {{LOWEST, ~0u}, float(chunks.vocab), 0.f};
+    const EstimateLimits wanted{share.Count(), share.Rest()};
     return FindBounds<SIGNED>(chunks.input, chunks.vocab, wanted, shared.bound, [&] { Prefetch(); });
   }
 

@@ -97,9 +97,9 @@ struct SplitRowFilter : RowFilter<T, SIGNED> {
       shared.listed = shared.largest = shared.pushed = shared.tied = 0, shared.split = LAST_SPLIT;
       shared.room = capacity, shared.certain = shared.uncertain = {};
     }
-    TightBounds bounds{LOWEST, ~0u, float(chunks.vocab), false, 0};
+    TightBounds bounds{{LOWEST, ~0u}, float(chunks.vocab), false, 0};
     if (share.is_limited && chunks.vocab > UNSAMPLED) {
-      const TightLimits wanted{share.Count(), share.Rest(), SPLIT_WANTED * room, SPLIT_DEVIATIONS};
+      const TightLimits wanted{{share.Count(), share.Rest()}, SPLIT_WANTED * room, SPLIT_DEVIATIONS};
       bounds = FindTightBounds<SIGNED>(chunks.input, chunks.vocab, wanted, shared.tight);
     }
     if (threadIdx.x == 0) shared.sums = CertainShared::For(bounds.high, BiasedExponent(FromBits(bounds.largest)));
@@ -113,7 +113,7 @@ struct SplitRowFilter : RowFilter<T, SIGNED> {
     if (SIGNED && !is_listed) largest = ~0u;
     const Scale scale(emax);
     const uint32_t high = max(min(bounds.high, largest), bounds.low);
-    SearchRange range{bounds.low, high, false, 0, 0};
+    SearchRange range{{bounds.low, high}, false, 0, 0};
     if (is_listed) {
       if (SIGNED || shared.sums.Has(emax)) {
         if (threadIdx.x == 0) shared.certain = shared.sums.Of(SIGNED ? shared.sums.emax : emax);
@@ -124,9 +124,9 @@ struct SplitRowFilter : RowFilter<T, SIGNED> {
       ptx::ClusterSync();
       if (ptx::ClusterRank() == 0) this->template Decide<true>(bounds.low, high, bounds.low == LOWEST, wanted, scale);
       ptx::ClusterSync();
-      if (shared.is_found) range = {0, 0, true, shared.threshold, shared.mass};
+      if (shared.is_found) range = {{0, 0}, true, shared.threshold, shared.mass};
     }
-    if (!share.is_limited) range = {0, 0, SIGNED, 0, 0};
+    if (!share.is_limited) range = {{0, 0}, SIGNED, 0, 0};
     const RowSearch<SIGNED> search{scale, wanted, SIGNED ? ~0u : largest, *reinterpret_cast<SearchShared*>(&shared)};
     SearchRow<T, SIGNED>(p, row, search, range);
   }

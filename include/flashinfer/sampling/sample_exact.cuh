@@ -7,7 +7,8 @@
 namespace flashinfer {
 namespace sampling {
 
-constexpr int EXACT_BINS = 2 * TOP_THREADS;
+constexpr int EXACT_BITS = 9, EXACT_BINS = 1 << EXACT_BITS;
+static_assert(EXACT_BINS == 2 * TOP_THREADS);
 constexpr int EXACT_SEGMENTS = TOP_THREADS;  // segments of a row
 constexpr int EXACT_VECTORS = 8;             // vectors that a lane loads before it uses the first one
 constexpr int EXACT_COLUMNS = EXACT_VECTORS * WARP_COLUMNS;
@@ -121,11 +122,11 @@ struct ExactSampler {
     return key;
   }
 
-  /// Narrow [low, high] to the bin in which the limits are reached. Returns whether `low` is the threshold; `kept`
-  /// becomes the quanta from it on.
-  __device__ __forceinline__ bool Narrow(uint32_t& low, uint32_t& high, const FilterLimits& limits, uint64_t& kept) {
+  /// Narrow the range to the bin in which the limits are reached. Returns true if its lower end is the threshold;
+  /// `kept` becomes the quanta from it on.
+  __device__ __forceinline__ bool Narrow(KeyRange& range, const FilterLimits& limits, uint64_t& kept) {
     const int thread = threadIdx.x, warp = thread / 32;
-    const int shift = max(0, 23 - __clz(high - low));  // 9 bits per pass
+    const int shift = range.Shift(EXACT_BITS);
     __syncthreads();
     for (int i = thread; i < EXACT_BINS; i += TOP_THREADS) {
       shared.counts[i] = shared.quanta[0][i] = shared.quanta[1][i] = shared.quanta[2][i] = 0;
@@ -140,8 +141,8 @@ struct ExactSampler {
         for (int e = 0; e < 4; ++e) {
           const float weight = Positive(x[e]);
           const uint32_t key = Bits(weight), quantum = QuantumOf(weight, scale);
-          if (key > high) ++count, quanta += quantum;
-          AddToBins(key >= low && key <= high ? (high - key) >> shift : EXACT_BINS, key, quantum, &shared);
+          if (key > range.high) ++count, quanta += quantum;
+          AddToBins(range.Contains(key) ? range.Bin(key, shift) : EXACT_BINS, key, quantum, &shared);
         }
       });
     }
@@ -170,9 +171,7 @@ struct ExactSampler {
     __syncthreads();
     kept = shared.quanta_through;
     if (shared.bin < 0) return true;  // all columns are kept
-    high -= uint32_t(shared.bin) << shift;
-    const uint32_t width = (1u << shift) - 1;
-    if (high - low > width) low = high - width;
+    range.Narrow(uint32_t(shared.bin), shift);
     return shift == 0;
   }
 
@@ -204,19 +203,19 @@ struct ExactSampler {
 
   __device__ __forceinline__ int SearchAndDraw(const RequestedFilter& requested, uint64_t random) {
     if (largest == 0) return threadIdx.x == 0 ? -1 : ELSEWHERE;
-    uint32_t low = 1, high = largest;
+    KeyRange range{1, largest};
     FilterLimits limits{requested.count, requested.by_mass ? QuantaLimit(requested.top_p, emax) : UNLIMITED};
     bool is_first = requested.top_k_first;
 #pragma unroll 1
     for (int turn = 0; turn < 12; ++turn) {  // at most 4 passes for each of two searches
       uint64_t kept;
-      if (!Narrow(low, high, limits, kept)) continue;
+      if (!Narrow(range, limits, kept)) continue;
       if (!is_first) break;
       is_first = false;
       limits = {UNLIMITED, QuantaLimitOf(requested.top_p, kept)};
-      high = largest;
+      range.high = largest;
     }
-    return Draw(FromBits(low), random);
+    return Draw(FromBits(range.low), random);
   }
 };
 

@@ -120,12 +120,12 @@ __device__ __forceinline__ bool SetAside(const Slice<false>& row, const Bracket&
 struct ListedKeys {
   const SelectShared& shared;
 
-  /// Call f(key) for each key within [low, high].
+  /// Call f(key) for each key within the range.
   template <typename F>
-  __device__ __forceinline__ void ForEach(uint32_t low, uint32_t high, const F& f) const {
+  __device__ __forceinline__ void ForEach(const KeyRange& range, const F& f) const {
     for (int i = threadIdx.x; i < int(shared.listed); i += SELECT_THREADS) {
       const uint32_t key = shared.list[i];
-      if (key >= low && key <= high) f(key);
+      if (range.Contains(key)) f(key);
     }
   }
 };
@@ -135,12 +135,12 @@ struct SliceKeys {
   const Slice<false>& row;
 
   template <typename F>
-  __device__ __forceinline__ void ForEach(uint32_t low, uint32_t high, const F& f) const {
+  __device__ __forceinline__ void ForEach(const KeyRange& range, const F& f) const {
     row.ForEachGroup([&](int, float (&x)[4]) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint32_t key = Bits(Positive(x[j]));
-        if (key >= low && key <= high) f(key);
+        if (range.Contains(key)) f(key);
       }
     });
   }
@@ -150,12 +150,12 @@ struct SliceKeys {
 __device__ __noinline__ uint32_t FindInRow(const Slice<false> row, const Bracket bracket, uint32_t top, Wanted wanted,
                                            bool top_k_first, float top_p, const Scale scale, SelectShared& shared) {
   const SliceKeys keys{row};
-  KeyThreshold found = FindKey(keys, bracket.low, bracket.is_open ? top : bracket.high, bracket.count_above,
+  KeyThreshold found = FindKey(keys, {bracket.low, bracket.is_open ? top : bracket.high}, bracket.count_above,
                                shared.quanta_above, wanted, scale, shared);
   if (top_k_first) {
     __syncthreads();
     wanted = {~uint32_t{0}, QuantaLimitOf(top_p, found.kept_quanta)};
-    found = FindKey(keys, found.key, top, 0, 0, wanted, scale, shared);
+    found = FindKey(keys, {found.key, top}, 0, 0, wanted, scale, shared);
   }
   return found.key;
 }
@@ -195,8 +195,8 @@ __device__ __forceinline__ uint32_t FindThreshold(const Slice<false>& row, uint3
         wanted = {~uint32_t{0}, QuantaLimitOf(top_p, found.kept_quanta)};
         __syncthreads();
       }
-      found =
-          FindKey(ListedKeys{shared}, found.key, high, bracket.count_above, shared.quanta_above, wanted, scale, shared);
+      found = FindKey(ListedKeys{shared}, {found.key, high}, bracket.count_above, shared.quanta_above, wanted, scale,
+                      shared);
     }
     threshold = max(threshold, found.key);
     if (!top_k_first || bracket.is_open || pass == 1) break;

@@ -136,8 +136,8 @@ __device__ __forceinline__ int DrawTied(const SegmentSource& source, int turn, T
 __device__ __forceinline__ TiedRange TightRange(const SegmentSource& source, OnePassShared& shared) {
   const RequestedFilter requested = shared.requested;
   const bool by_count = requested.count != UNLIMITED, by_mass = requested.by_mass || requested.ByTotal();
-  const TightLimits limits{float(requested.count), by_mass ? 1.f - requested.top_p : -1.f, CANDIDATES - CANDIDATES / 8,
-                           RETRY_DEVIATIONS};
+  const TightLimits limits{
+      {float(requested.count), by_mass ? 1.f - requested.top_p : -1.f}, CANDIDATES - CANDIDATES / 8, RETRY_DEVIATIONS};
   const TightBounds bounds = FindTightBounds<false>(source.row, source.vocab, limits, shared.tight);
   const bool is_open = bounds.high >= TIGHT_TOP || (requested.top_k_first && by_count);
   return {{FromBits(bounds.low), is_open ? 2.f : FromBits(bounds.high + 1)}, bounds.has_ties};

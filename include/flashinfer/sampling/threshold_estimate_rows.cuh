@@ -35,14 +35,13 @@ struct BoundShared {
 };
 
 /// Limits of a filter: keep `count` columns, or all columns but for `rest` of the mass (negative: no such limit).
-struct BoundLimits {
+struct EstimateLimits {
   float count, rest;
 };
 
 /// Estimated bounds of the threshold: keys below `low` are dropped, keys above `high` are probably all kept. `expected`
 /// and `certain` are the expected numbers of columns from `low` on and above `high`.
-struct Bounds {
-  uint32_t low, high;
+struct Bounds : KeyRange {
   float expected, certain;
 };
 
@@ -145,7 +144,7 @@ struct BoundBins {
 
   /// Choose the highest bin that is certainly low enough and the lowest that is certainly high enough, where each
   /// sample stands for `each` columns, and the number of samples from there on. Clears the bins.
-  __device__ __forceinline__ void Choose(const BoundLimits& limits, int vocab, float each, float most, float least,
+  __device__ __forceinline__ void Choose(const EstimateLimits& limits, int vocab, float each, float most, float least,
                                          BoundShared& shared) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -179,7 +178,7 @@ struct BoundBins {
 /// Estimate the bounds, by all threads of a block of BOUND_THREADS; the same row gives the same result in each block.
 /// `meanwhile()` is called while the sample is loaded.
 template <bool SIGNED, typename T, typename F>
-__device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const BoundLimits& limits, BoundShared& shared,
+__device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const EstimateLimits& limits, BoundShared& shared,
                                              const F& meanwhile) {
   float x[BOUND_VECTORS][4];
   LoadSample(row, vocab, x);
@@ -191,7 +190,7 @@ __device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const Boun
   bins.Start(x, shared);
   const float each = float(vocab) / float(BOUND_SAMPLES), mean = limits.count / each;
   const float most = mean + BOUND_DEVIATIONS * sqrtf(mean) + 3.f, least = mean - BOUND_DEVIATIONS * sqrtf(mean) - 3.f;
-  Bounds bounds{SIGNED ? ColumnKey<true>(-FLT_MAX) : 1u, ~0u, 0.f, 0.f};  // all columns but -inf, or 0
+  Bounds bounds{{SIGNED ? ColumnKey<true>(-FLT_MAX) : 1u, ~0u}, 0.f, 0.f};  // all columns but -inf, or 0
   float higher = 0.f;
 #pragma unroll 1
   for (int turn = 0; turn < 4; ++turn) {
@@ -237,16 +236,13 @@ struct TightShared {
   float scratch[3][TIGHT_WARPS];
 };
 
-/// Limits of a filter: keep `count` columns, or all columns but for `rest` of the mass (negative: no such limit).
-struct TightLimits {
-  float count, rest;
+struct TightLimits : EstimateLimits {
   float most;        // capacity of the list for columns within the bounds
   float deviations;  // minimum width of the bounds in standard deviations, where more columns would be within
 };
 
 /// Estimated bounds of the threshold: keys below `low` are dropped, keys above `high` are probably all kept.
-struct TightBounds {
-  uint32_t low, high;
+struct TightBounds : KeyRange {
   float within;      // expected columns between the bounds, without ties
   bool has_ties;     // more columns equal `low` than the list can hold
   uint32_t largest;  // largest key of the sample
@@ -270,7 +266,7 @@ struct Tightener {
       : shared(shared),
         limits(limits),
         each(float(vocab) / TIGHT_SAMPLES),
-        bounds{SIGNED ? ColumnKey<true>(-FLT_MAX) : 1u, ~0u, float(vocab), false, 0} {  // all but -inf, or 0
+        bounds{{SIGNED ? ColumnKey<true>(-FLT_MAX) : 1u, ~0u}, float(vocab), false, 0} {  // all but -inf, or 0
     constexpr int PIECES = TIGHT_SAMPLES / TIGHT_PIECE, OF_PIECE = TIGHT_PIECE / 4;
 #pragma unroll
     for (int i = 0; i < TIGHT_VECTORS; ++i) {

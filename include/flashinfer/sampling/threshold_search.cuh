@@ -19,7 +19,8 @@ namespace sampling {
 
 constexpr int LIST_THREADS = 256, LIST_WARPS = LIST_THREADS / 32;
 constexpr int SORTED_KEYS = LIST_THREADS;  // keys that the last step sorts
-constexpr int LIST_BINS = LIST_THREADS;
+constexpr int LIST_BITS = 8, LIST_BINS = 1 << LIST_BITS;
+static_assert(LIST_BINS == LIST_THREADS);
 
 struct ListSearchShared {
   union {
@@ -72,25 +73,24 @@ __device__ __forceinline__ void ForEachKey(int n, const KeyAt& key_at, const F& 
   }
 }
 
-/// Return the smallest kept key within [low, high] among the keys key_at(i), i < n <= 65536, of which `within` are in
-/// the range; each quantum is below 2^32. `count` and `quanta` are those of the columns above `high`. The range must
-/// contain a key; the largest one is kept.
+/// Return the smallest kept key within the range among the keys key_at(i), i < n <= 65536, of which `within` are in the
+/// range; each quantum is below 2^32. `count` and `quanta` are those of the columns above the range, which must contain
+/// a key; the largest one is kept.
 template <typename KeyAt, typename QuantumOfKey>
 __device__ __forceinline__ KeyThreshold FindListThreshold(int n, uint32_t within, const KeyAt& key_at,
-                                                          const QuantumOfKey& quantum_of, uint32_t low, uint32_t high,
+                                                          const QuantumOfKey& quantum_of, KeyRange range,
                                                           uint64_t count, uint64_t quanta, const FilterLimits& limits,
                                                           ListSearchShared& shared) {
   const int thread = threadIdx.x;
   for (int turn = 0; turn < 5 && within > SORTED_KEYS; ++turn) {
-    const uint32_t range = high - low;
-    const int shift = max(0, 24 - __clz(range));  // 8 bits
+    const int shift = range.Shift(LIST_BITS);
     __syncthreads();
     shared.counts[thread] = shared.low_quanta[thread] = shared.high_quanta[thread] = 0;
     if (thread == 0) shared.bin = -1;
     __syncthreads();
     ForEachKey(n, key_at, [&](uint32_t key) {
-      if (key < low || key > high) return;
-      const uint32_t bin = (high - key) >> shift;
+      if (!range.Contains(key)) return;
+      const uint32_t bin = range.Bin(key, shift);
       const uint64_t quantum = quantum_of(key);
       atomicAdd(shared.counts + bin, 1u);
       atomicAdd(shared.low_quanta + bin, uint32_t(quantum) & 0xFFFFu);
@@ -112,17 +112,15 @@ __device__ __forceinline__ KeyThreshold FindListThreshold(int n, uint32_t within
     }
     __syncthreads();
     count = shared.count_before, quanta = shared.quanta_before, within = shared.count_within;
-    high -= uint32_t(shared.bin) << shift;
-    const uint32_t width = (1u << shift) - 1;
-    if (high - low > width) low = high - width;
-    if (shift == 0) return {high, shared.quanta_through};
+    range.Narrow(uint32_t(shared.bin), shift);
+    if (shift == 0) return {range.high, shared.quanta_through};
   }
   __syncthreads();
   if (thread == 0) shared.listed = 0;
   shared.equal[thread] = 0;
   __syncthreads();
   ForEachKey(n, key_at, [&](uint32_t key) {
-    if (key >= low && key <= high) shared.keys[atomicAdd(&shared.listed, 1u)] = key;
+    if (range.Contains(key)) shared.keys[atomicAdd(&shared.listed, 1u)] = key;
   });
   __syncthreads();
   const int listed = shared.listed;
@@ -164,9 +162,8 @@ constexpr int LIST = 768;   // capacity of the list of weights near the threshol
 constexpr int FINE_BITS = 9, FINE_BINS = 1 << FINE_BITS;
 static_assert(FINE_BINS == SELECT_THREADS && MAX_WARPS == SELECT_THREADS / 32);
 
-/// State of a search: keys in [low, high] contain the threshold.
-struct Bracket {
-  uint32_t low, high;
+/// Range of FindBracket (sample_many_per_row.cuh).
+struct Bracket : KeyRange {
   uint32_t count_above;  // columns above `high`
   uint32_t is_open;      // nothing is above `high`
 };
@@ -181,19 +178,17 @@ struct SelectShared {
   uint32_t list[LIST];
 };
 
-/// Return to every thread the smallest key in [low, high] that `wanted` keeps, or `low` if it keeps all of them.
-/// `count` and `quanta` are those of the columns above `high`. `keys.ForEach(low, high, f)` calls f(key) for each key
-/// in the range, spread over the threads.
+/// Return to every thread the smallest key in the range that `wanted` keeps, or its lower end if all keys are kept.
+/// `count` and `quanta` are those of the columns above the range. `keys.ForEach(range, f)` calls f(key) for each key in
+/// the range, spread over the threads.
 template <typename Keys>
-__device__ __forceinline__ KeyThreshold FindKey(const Keys& keys, uint32_t low, uint32_t high, uint64_t count,
-                                                uint64_t quanta, const Wanted& wanted, const Scale& scale,
-                                                SelectShared& shared) {
+__device__ __forceinline__ KeyThreshold FindKey(const Keys& keys, KeyRange range, uint64_t count, uint64_t quanta,
+                                                const Wanted& wanted, const Scale& scale, SelectShared& shared) {
   constexpr int PARTS = 3, PART_BITS = 11;  // quanta are added in parts, which MAX_VOCAB columns cannot overflow
   static_assert(BINS >= (1 + PARTS) * FINE_BINS);
   uint32_t* const counts = shared.histogram;
   for (int turn = 0; turn < 4; ++turn) {  // 9 bits each
-    const uint32_t range = high - low;
-    const int shift = max(0, 32 - __clz(range) - FINE_BITS);
+    const int shift = range.Shift(FINE_BITS);
     for (int i = threadIdx.x; i < (1 + PARTS) * FINE_BINS; i += SELECT_THREADS) counts[i] = 0;
     if (threadIdx.x == 0) shared.first_bin = FINE_BINS;
     __syncthreads();
@@ -210,8 +205,8 @@ __device__ __forceinline__ KeyThreshold FindKey(const Keys& keys, uint32_t low, 
         atomicAdd(counts + (1 + part) * FINE_BINS + run_bin, units);
       }
     };
-    keys.ForEach(low, high, [&](uint32_t key) {
-      const uint32_t bin = (high - key) >> shift;
+    keys.ForEach(range, [&](uint32_t key) {
+      const uint32_t bin = range.Bin(key, shift);
       if (bin != run_bin) {
         add();
         run_bin = bin, run_count = 0, run_quanta = 0;
@@ -233,7 +228,7 @@ __device__ __forceinline__ KeyThreshold FindKey(const Keys& keys, uint32_t low, 
       atomicMin(&shared.first_bin, threadIdx.x);
     }
     __syncthreads();
-    const uint32_t bin = min(shared.first_bin, range >> shift);  // the lowest bin if all keys are kept
+    const uint32_t bin = min(shared.first_bin, range.Bin(range.low, shift));  // the lowest bin if all keys are kept
     // Sums above this bin become the sums above the next bracket; the bin's owner publishes them.
     if (threadIdx.x == bin) {
       shared.scratch[2][0] = above[0], shared.scratch[2][1] = above[1], shared.scratch[2][2] = above[1] + mine_quanta;
@@ -241,13 +236,11 @@ __device__ __forceinline__ KeyThreshold FindKey(const Keys& keys, uint32_t low, 
     __syncthreads();
     count = shared.scratch[2][0], quanta = shared.scratch[2][1];
     const uint64_t kept = shared.scratch[2][2];
-    high -= bin << shift;
-    if (shift == 0) return {high, kept};
-    const uint32_t width = (uint32_t{1} << shift) - 1;
-    if (high - low > width) low = high - width;
+    range.Narrow(bin, shift);
+    if (shift == 0) return {range.high, kept};
     __syncthreads();
   }
-  return {low, quanta};  // not reached: 4 passes of 9 bits cover 32 bits
+  return {range.low, quanta};  // not reached: 4 passes of 9 bits cover 32 bits
 }
 
 // ------------------------------------------------------------------------------------------------ by a cluster
@@ -261,9 +254,8 @@ static_assert(SEARCH_EACH == 2 && CHUNK_WARPS >= MAX_CLUSTER);
 // At most 8: two wrong ranges, four passes for a right one, one for the sum of all keys.
 constexpr int SEARCH_TURNS = 10;
 
-/// State of a search: the range [low, high] of keys, or the result.
-struct SearchRange {
-  uint32_t low, high;
+/// State of a search: the range, or the result.
+struct SearchRange : KeyRange {
   bool is_found;
   uint32_t threshold;
   uint64_t mass;  // mass of all kept columns
@@ -319,13 +311,9 @@ struct RowSearch {
     return sums;
   }
 
-  static __device__ __forceinline__ int ShiftOf(const SearchRange& range) {
-    return max(0, 32 - __clz(range.high - range.low) - SEARCH_BITS);
-  }
-
   template <typename Keys>
   __device__ __forceinline__ void Fill(const Keys& keys, const SearchRange& range, SearchShared::Turn& bins) const {
-    const int shift = ShiftOf(range);
+    const int shift = range.Shift(SEARCH_BITS);
     for (int i = threadIdx.x; i < SEARCH_BINS; i += CHUNK_THREADS) {
       bins.counts[i] = bins.quanta[0][i] = bins.quanta[1][i] = bins.quanta[2][i] = 0;
     }
@@ -338,7 +326,7 @@ struct RowSearch {
         above.template Add<SIGNED>(FromBits(key), scale);
         return;
       }
-      const uint32_t bin = (range.high - key) >> shift;
+      const uint32_t bin = range.Bin(key, shift);
       atomicAdd(bins.counts + bin, 1u);
       if (!SIGNED && shift > 0) {  // otherwise a bin holds a single key, whose quantum is known
         const uint32_t quantum = QuantumOf(FromBits(key), scale);
@@ -352,7 +340,7 @@ struct RowSearch {
 
   /// Return the next range, or the threshold.
   __device__ __forceinline__ SearchRange Next(SearchRange range, SearchShared::Turn& bins) const {
-    const int blocks = ptx::ClusterSize(), first = threadIdx.x * SEARCH_EACH, shift = ShiftOf(range);
+    const int blocks = ptx::ClusterSize(), first = threadIdx.x * SEARCH_EACH, shift = range.Shift(SEARCH_BITS);
     const auto key_of = [&](int bin) { return FromBits(range.high - bin); };  // used where a bin holds a single key
     uint32_t counts[SEARCH_EACH] = {};
     uint64_t quanta[SEARCH_EACH] = {}, sums[2] = {};
@@ -391,11 +379,10 @@ struct RowSearch {
     __syncthreads();
     const int bin = bins.bin;
     if (!SIGNED && range.high == 0) {
-      return {0, 0, true, LOWEST, above.mass};  // all columns are kept
+      return {{0, 0}, true, LOWEST, above.mass};  // all columns are kept
     } else if (above.count >= wanted.count || above.quanta >= wanted.quanta) {
       range.low = range.high + 1, range.high = largest;
     } else if (bin < SEARCH_BINS) {
-      const uint32_t high = range.high - (uint32_t(bin) << shift), width = (1u << shift) - 1;
       if (shift == 0) {  // each bin holds a single key
         uint64_t mass = 0;
         if constexpr (!SIGNED) {
@@ -405,14 +392,13 @@ struct RowSearch {
           }
           mass = above.mass + BlockSum({0, 0, mass}).mass;
         }
-        return {0, 0, true, high, mass};
+        return {{0, 0}, true, range.high - uint32_t(bin), mass};
       }
-      range.high = high;
-      if (high - range.low > width) range.low = high - width;
+      range.Narrow(uint32_t(bin), shift);
     } else if (range.low > LOWEST) {
       range.high = range.low - 1, range.low = LOWEST;
     } else if (SIGNED) {
-      return {0, 0, true, LOWEST, 0};
+      return {{0, 0}, true, LOWEST, 0};
     } else {
       range.low = range.high = 0;
     }
