@@ -77,6 +77,19 @@ def test_draws(device, kind, vocab):
                 assert tokens.unique().numel() > 10 or kind in ("spike", "smoothed")
 
 
+def test_threshold_among_subnormal_weights(device):
+    """Top-k ends among weights below 2^-127: the search must not leave the range of keys at its lower end."""
+    vocab, heavy, top_k = 8192, 7000, 7900
+    keys = torch.arange(1, vocab - heavy + 1, dtype=torch.int32) * 400  # bits of distinct weights below 7e-40
+    row = torch.cat([torch.full((heavy,), 1 / heavy), keys.view(torch.float32)])
+    p = row[torch.randperm(vocab)].to(device)
+    draw = function("top_k_sampling_from_probs")
+    tokens = draw(p.expand(40, -1), top_k, seed=1, offset=0).long()
+    assert (p[tokens] > 1e-5).all() and tokens.unique().numel() > 30
+    indices = torch.zeros(40, dtype=torch.int32, device=device)
+    assert torch.equal(draw(p[None], top_k, indices=indices, seed=1, offset=0).long(), tokens)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compares two devices")
 @pytest.mark.parametrize("rows, vocab", [(1, 128256), (40, 20011), (100, 20011), (600, 9001)])
 @pytest.mark.parametrize("kind", KINDS)

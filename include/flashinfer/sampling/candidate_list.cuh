@@ -14,7 +14,7 @@ constexpr int ONE_PASS_CLUSTER = 16;
 constexpr int ONE_PASS_WARPS = ONE_PASS_CLUSTER * TOP_WARPS;  // upper bound; clusters of wide blocks have fewer blocks
 constexpr int ONE_PASS_CHUNKS = int(MAX_VOCAB / SEGMENT);     // upper bound of the chunks of a row
 constexpr int CANDIDATES = 6144;                              // capacity of the list; four blocks fit an SM
-constexpr int CANDIDATE_BINS = 512;
+constexpr int CANDIDATE_BITS = 9, CANDIDATE_BINS = 1 << CANDIDATE_BITS;
 constexpr int FEW_CANDIDATES = 32;
 // Limit of the kept quanta: below it no column saturates, and sums fit 32 bits.
 constexpr uint64_t MAX_KEPT_QUANTA = ~uint32_t{0};
@@ -253,15 +253,15 @@ struct CandidateList {
   }
 };
 
-/// Count the entries within [low, high] in bins, downwards from `high`. Returns the columns and quanta of the bins
-/// before this thread's, and the quanta of its own bins.
+/// Count the entries within the range in bins. Returns the columns and quanta of the bins before this thread's, and the
+/// quanta of its own bins.
 template <int THREADS>
-__device__ __forceinline__ void FillBins(const CandidateList<THREADS>& list, uint32_t low, uint32_t high, int shift,
+__device__ __forceinline__ void FillBins(const CandidateList<THREADS>& list, const KeyRange& range, int shift,
                                          uint64_t& columns, uint64_t& before, uint64_t (&own)[CANDIDATE_BINS / THREADS],
                                          CandidateBins& bins, ScanShared& scan) {
   const int thread = threadIdx.x;
   const Scale scale(ONE);
-  const bool is_light = high < Bits(0x1p-12f);  // the quanta of the whole list stay below 2^32
+  const bool is_light = range.high < Bits(0x1p-12f);  // the quanta of the whole list stay below 2^32
 #pragma unroll 1
   for (int i = thread; i < CANDIDATE_BINS; i += THREADS) bins.sums[0][i] = bins.sums[1][i] = bins.sums[2][i] = 0;
   if (thread == 0) bins.bin = -1, bins.last_bin = CANDIDATE_BINS, bins.count_few = 0;
@@ -270,7 +270,7 @@ __device__ __forceinline__ void FillBins(const CandidateList<THREADS>& list, uin
     uint32_t bin[4], quantum[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      bin[j] = key[j] >= low && key[j] <= high ? (high - key[j]) >> shift : CANDIDATE_BINS;
+      bin[j] = range.Contains(key[j]) ? range.Bin(key[j], shift) : CANDIDATE_BINS;
       quantum[j] = QuantumOf(FromBits(key[j]), scale);
     }
 #pragma unroll
@@ -295,22 +295,22 @@ __device__ __forceinline__ void FillBins(const CandidateList<THREADS>& list, uin
   columns = sum >> COUNT, before = sum & ((uint64_t{1} << COUNT) - 1);
 }
 
-/// Return the smallest kept key of the list within [low, high] and the quanta from it on; `count` and `quanta` are
-/// those of the columns above `high` and are within the limits. Histograms narrow the range to a few keys, which every
+/// Return the smallest kept key of the list within the range and the quanta from it on; `count` and `quanta` are those
+/// of the columns above the range and are within the limits. Histograms narrow the range to a few keys, which every
 /// warp ranks.
 template <int THREADS>
-__device__ __forceinline__ KeyThreshold FindInList(const CandidateList<THREADS>& list, uint32_t low, uint32_t high,
-                                                   uint32_t count, uint64_t quanta, const FilterLimits& limits,
-                                                   CandidateBins& bins, ScanShared& scan) {
+__device__ __forceinline__ KeyThreshold FindInList(const CandidateList<THREADS>& list, KeyRange range, uint32_t count,
+                                                   uint64_t quanta, const FilterLimits& limits, CandidateBins& bins,
+                                                   ScanShared& scan) {
   constexpr int BINS = CANDIDATE_BINS / THREADS;
   const int thread = threadIdx.x, lane = thread % 32;
   const Scale scale(ONE);
   uint32_t within;
 #pragma unroll 1
   while (true) {
-    const int shift = max(0, 23 - __clz(high - low));  // 9 bits
+    const int shift = range.Shift(CANDIDATE_BITS);
     uint64_t columns, before, own[BINS];
-    FillBins(list, low, high, shift, columns, before, own, bins, scan);
+    FillBins(list, range, shift, columns, before, own, bins, scan);
     columns += count, before += quanta;
 #pragma unroll
     for (int i = 0; i < BINS; ++i) {
@@ -325,11 +325,10 @@ __device__ __forceinline__ KeyThreshold FindInList(const CandidateList<THREADS>&
       columns += mine, before += own[i];
     }
     __syncthreads();
-    if (bins.bin < 0) return {low, bins.quanta_through};
+    if (bins.bin < 0) return {range.low, bins.quanta_through};
     count = bins.count_before, quanta = bins.quanta_before, within = bins.count_within;
-    high -= uint32_t(bins.bin) << shift;
-    if (shift == 0) return {high, bins.quanta_through};
-    low = max(low, high - ((1u << shift) - 1));
+    range.Narrow(uint32_t(bins.bin), shift);
+    if (shift == 0) return {range.high, bins.quanta_through};
     if (within <= FEW_CANDIDATES) break;
     __syncthreads();
   }
@@ -337,7 +336,7 @@ __device__ __forceinline__ KeyThreshold FindInList(const CandidateList<THREADS>&
   list.ForEach([&](const uint32_t (&key)[4], const int (&)[4]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (key[j] >= low && key[j] <= high) bins.few[atomicAdd(&bins.count_few, 1u)] = key[j];
+      if (range.Contains(key[j])) bins.few[atomicAdd(&bins.count_few, 1u)] = key[j];
     }
   });
   __syncthreads();
@@ -359,15 +358,14 @@ constexpr int NOT_FOUND = -3;
 /// Estimate a narrower range where only a part of the columns within could be listed; that part serves as a sample.
 /// `expected` becomes the expected number of columns in the new range.
 template <int THREADS>
-__device__ __forceinline__ WeightRange Narrow(const CandidateList<THREADS>& part, float all, uint32_t low,
-                                              uint32_t high, uint32_t count, uint64_t quanta,
-                                              const FilterLimits& limits, float& expected, CandidateBins& bins,
-                                              ScanShared& scan) {
+__device__ __forceinline__ WeightRange Narrow(const CandidateList<THREADS>& part, float all, const KeyRange& range,
+                                              uint32_t count, uint64_t quanta, const FilterLimits& limits,
+                                              float& expected, CandidateBins& bins, ScanShared& scan) {
   constexpr int BINS = CANDIDATE_BINS / THREADS;
-  const int thread = threadIdx.x, shift = max(0, 23 - __clz(high - low));
+  const int thread = threadIdx.x, shift = range.Shift(CANDIDATE_BITS);
   uint64_t columns, before, own[BINS];
-  FillBins(part, low, high, shift, columns, before, own, bins, scan);
-  const float each = all / float(part.count), heaviest = float(QuantumOf(FromBits(high), Scale(ONE)));
+  FillBins(part, range, shift, columns, before, own, bins, scan);
+  const float each = all / float(part.count), heaviest = float(QuantumOf(FromBits(range.high), Scale(ONE)));
   uint32_t through[BINS];
 #pragma unroll
   for (int i = 0; i < BINS; ++i) {
@@ -391,9 +389,9 @@ __device__ __forceinline__ WeightRange Narrow(const CandidateList<THREADS>& part
   __syncthreads();
   expected = each * (float(bins.count_within) - (bins.bin < 0 ? 0.f : float(bins.count_before)));
   const uint32_t kept = uint32_t(bins.bin + 1) << shift, width = uint32_t(bins.last_bin + 1) << shift;
-  const uint32_t top = kept > high - low ? low : high - kept;
-  const bool is_low = bins.last_bin == CANDIDATE_BINS || width > high - low;
-  return {FromBits(is_low ? low : high - width + 1), FromBits(top + 1)};
+  const uint32_t top = kept > range.high - range.low ? range.low : range.high - kept;
+  const bool is_low = bins.last_bin == CANDIDATE_BINS || width > range.high - range.low;
+  return {FromBits(is_low ? range.low : range.high - width + 1), FromBits(top + 1)};
 }
 
 /// True if the quanta are certainly relative to 1 and their sum fits 32 bits.

@@ -58,7 +58,8 @@ __device__ __forceinline__ int DrawFromCandidates(const SegmentSource& source, W
       if (part > 0 && !in_two_steps) {
         const CandidateList<THREADS> sample{shared, part, part};
         float expected;
-        range = Narrow(sample, float(list.count), low, high, count, above, limits, expected, shared.bins, shared.scan);
+        range =
+            Narrow(sample, float(list.count), {low, high}, count, above, limits, expected, shared.bins, shared.scan);
         if (expected > float(CANDIDATES)) range = {0.f, tried.high};
       }
       return NOT_FOUND;
@@ -67,7 +68,7 @@ __device__ __forceinline__ int DrawFromCandidates(const SegmentSource& source, W
 #pragma unroll 1
     for (int search = 0; search < searches; ++search) {
       if (search == 1) limits = {UNLIMITED, QuantaLimitOf(requested.top_p, result.kept_quanta)};
-      if (list.count > 0) result = FindInList(list, result.key, high, count, above, limits, shared.bins, shared.scan);
+      if (list.count > 0) result = FindInList(list, {result.key, high}, count, above, limits, shared.bins, shared.scan);
       const bool is_reached = count + list.count >= limits.count || result.kept_quanta >= limits.quanta;
       if (!is_reached && low > 1) {  // the threshold is below the range
         range = {tried.low * 0.75f, in_two_steps ? tried.high : tried.low};

@@ -40,7 +40,7 @@ __device__ __forceinline__ TiedRange NarrowToList(const CandidateList<>& list, i
   if (!in_two_steps) {
     float expected;
     const WeightRange narrow =
-        Narrow(sample, all, low, high, count, quanta, limits, expected, shared.bins, shared.scan);
+        Narrow(sample, all, {low, high}, count, quanta, limits, expected, shared.bins, shared.scan);
     const bool is_one = Bits(narrow.low) + 1 == Bits(narrow.high);
     range = {narrow, is_one || (tried.has_ties && narrow.low == tried.low)};
     if (expected <= fmaxf(0.5f * all, float(CANDIDATES)) || range.has_ties) return range;
@@ -49,14 +49,14 @@ __device__ __forceinline__ TiedRange NarrowToList(const CandidateList<>& list, i
       return limit == UNLIMITED ? UNLIMITED : uint64_t(float(limit - above) * share) + 1;
     };
     const FilterLimits of_sample{share_of(limits.count, count), share_of(limits.quanta, quanta)};
-    const uint32_t key = FindInList(sample, low, high, 0, 0, of_sample, shared.bins, shared.scan).key;
+    const uint32_t key = FindInList(sample, {low, high}, 0, 0, of_sample, shared.bins, shared.scan).key;
     const int equal = CountEqual(sample, key, shared.bins);
     if (float(equal) > 0.5f * share * float(CANDIDATES)) return {{FromBits(key), FromBits(key + 1)}, true};
   }
   const uint64_t most = max(uint64_t(part) * (CANDIDATES - CANDIDATES / 4) / list.count, uint64_t{1});
   __syncthreads();
   const KeyThreshold last =
-      FindInList(sample, Bits(range.low), Bits(range.high) - 1, 0, 0, {most, UNLIMITED}, shared.bins, shared.scan);
+      FindInList(sample, {Bits(range.low), Bits(range.high) - 1}, 0, 0, {most, UNLIMITED}, shared.bins, shared.scan);
   return {{FromBits(last.key), range.high}, true};
 }
 
@@ -108,7 +108,7 @@ __device__ __forceinline__ int DrawTied(const SegmentSource& source, int turn, T
     for (int search = 0; search < searches; ++search) {
       if (search == 1) limits = {UNLIMITED, QuantaLimitOf(requested.top_p, result.kept_quanta)};
       if (list.count > 0) {
-        result = FindInList(list, result.key, high, count, above, limits, shared.bins, shared.scan);
+        result = FindInList(list, {result.key, high}, count, above, limits, shared.bins, shared.scan);
       } else {
         result.kept_quanta = above;
       }
