@@ -172,7 +172,7 @@ Status MaskRows(const RowParams<T>& p, Stream) {
           const Keys kept = selector.RowFilter(&values[0], p.vocab, low, OrderedKey);
           if (uint64_t(kept.size) >= count) largest = kept;
         }
-        threshold = selector.Find<true>(largest, count, UNLIMITED, Scale(ONE)).key;
+        threshold = selector.Find<true>(largest, {count, UNLIMITED}, Scale(ONE)).key;
         for (int64_t i = 0; i < p.vocab; ++i) values[i] = keys[i] >= threshold ? values[i] : MINUS_INF;
       }
       ForEachVec(p.vocab, [&](int64_t i, auto lanes) { Store(out + i, Load(&values[i], lanes), lanes); });

@@ -24,12 +24,6 @@ inline T ValueOf(const PerRow<T>& parameter, int64_t row) {
   return parameter.values == nullptr ? parameter.value : parameter.values[std::min(row, parameter.count - 1)];
 }
 
-/// Threshold of a row.
-struct Threshold {
-  uint32_t key;
-  uint64_t kept_quanta;  // quanta of all columns at or above the threshold
-};
-
 /// Keys of some columns of a row.
 struct Keys {
   const uint32_t* data;
@@ -65,11 +59,10 @@ inline float BoundOfMass(const float* weights, int64_t n, float rest, std::vecto
 /// Finds thresholds. One per thread: the histogram has 200 KB.
 class Selector {
  public:
-  /// Return the smallest key with fewer than `count` keys and fewer than `quanta` quanta above it; the smallest of all
-  /// if the limits are not reached. Keys of 0 do not count, unless the keys are SIGNED. Without QUANTA the limit on
-  /// quanta is ignored and no sum is returned.
+  /// Return the smallest key that the limits keep; the smallest of all if the limits are not reached. Keys of 0 do not
+  /// count, unless the keys are SIGNED. Without QUANTA the limit on quanta is ignored and no sum is returned.
   template <bool SIGNED, bool QUANTA = !SIGNED>
-  Threshold Find(const Keys& keys, uint64_t count, uint64_t quanta, const Scale& scale) {
+  KeyThreshold Find(const Keys& keys, const FilterLimits& limits, const Scale& scale) {
     uint64_t above = 0, quanta_above = 0;
     candidates_.clear();
     if (keys.size <= FEW) {
@@ -77,7 +70,7 @@ class Selector {
         if (SIGNED || keys.data[i] != 0) candidates_.push_back(keys.data[i]);
       }
     } else {
-      TakeBin<SIGNED, QUANTA>(keys, count, quanta, scale, above, quanta_above);
+      TakeBin<SIGNED, QUANTA>(keys, limits, scale, above, quanta_above);
     }
     if (candidates_.empty()) return {1, 0};
     std::sort(candidates_.begin(), candidates_.end(), std::greater<>());
@@ -88,7 +81,7 @@ class Selector {
         ++above;
         if (QUANTA) quanta_above += QuantumOf(FromBits(key), scale);
       }
-      if (i == candidates_.size() || above >= count || quanta_above >= quanta) return {key, quanta_above};
+      if (i == candidates_.size() || above >= limits.count || quanta_above >= limits.quanta) return {key, quanta_above};
     }
   }
 
@@ -134,7 +127,7 @@ class Selector {
 
   /// Return the keys of the bin that contains the threshold, and the sums above it.
   template <bool SIGNED, bool QUANTA>
-  void TakeBin(const Keys& keys, uint64_t count, uint64_t quanta, const Scale& scale, uint64_t& above,
+  void TakeBin(const Keys& keys, const FilterLimits& limits, const Scale& scale, uint64_t& above,
                uint64_t& quanta_above) {
     if (counts_.empty()) {
       counts_.resize(1 << (32 - SHIFT));
@@ -153,7 +146,7 @@ class Selector {
     while (bottom < top && counts[bottom] == 0) ++bottom;
     if (counts[top] == 0) return;
     uint32_t bin = top;
-    for (; bin > bottom && above + counts[bin] < count && quanta_above + masses[bin] < quanta; --bin) {
+    for (; bin > bottom && above + counts[bin] < limits.count && quanta_above + masses[bin] < limits.quanta; --bin) {
       above += counts[bin];
       quanta_above += masses[bin];
     }
@@ -169,23 +162,23 @@ class Selector {
   std::vector<float> scratch_;
 };
 
-/// Return the keys of a row that are enough to find a threshold by `count` or `quanta`.
-inline Keys KeysToSearch(const Keys& all, uint64_t count, uint64_t quanta, float top_p, const Scale& scale,
+/// Return the keys of a row that are enough to find the threshold of `limits`.
+inline Keys KeysToSearch(const Keys& all, const FilterLimits& limits, float top_p, const Scale& scale,
                          Selector& selector) {
   const float* const weights = reinterpret_cast<const float*>(all.data);
   const int64_t n = all.size;
-  if (const float low = selector.Bound(weights, n, count); low > 0.0f) {
+  if (const float low = selector.Bound(weights, n, limits.count); low > 0.0f) {
     const Keys kept = selector.RowFilter(weights, n, low);
-    if (uint64_t(kept.size) >= count) return kept;
+    if (uint64_t(kept.size) >= limits.count) return kept;
   }
-  if (quanta == UNLIMITED) return all;
+  if (limits.quanta == UNLIMITED) return all;
   // Columns below the second bound have less than half of the mass that may be left out.
   for (const float low : {selector.BoundOfMass(weights, n, 1.0f - top_p), 0.5f * (1.0f - top_p) / float(n)}) {
     if (!(low > 0.0f)) continue;
     const Keys kept = selector.RowFilter(weights, n, low);
     uint64_t kept_quanta = 0;
     for (int64_t i = 0; i < kept.size; ++i) kept_quanta += QuantumOf(FromBits(kept.data[i]), scale);
-    if (kept_quanta >= quanta) return kept;
+    if (kept_quanta >= limits.quanta) return kept;
   }
   return all;
 }
@@ -196,24 +189,24 @@ inline float FilterThreshold(const FilterParams& filter, int64_t row, int64_t ou
                              int emax, Selector& selector, Keys* searched = nullptr) {
   const int64_t top_k = ValueOf(filter.top_k, filter.top_k_by_output ? output : row);
   const float top_p = ValueOf(filter.top_p, filter.top_p_by_output ? output : row);
-  const uint64_t count = top_k >= n ? UNLIMITED : uint64_t(std::max<int64_t>(top_k, 1));
   const bool top_k_first = filter.filter == Filter::kTopKFirst;
-  const uint64_t quanta = top_k_first ? UNLIMITED : QuantaLimit(top_p, emax);
+  const FilterLimits limits{top_k >= n ? UNLIMITED : uint64_t(std::max<int64_t>(top_k, 1)),
+                            top_k_first ? UNLIMITED : QuantaLimit(top_p, emax)};
   const Scale scale(emax);
   const bool limits_mass = top_k_first && !(top_p >= 1.0f);
   Keys keys{reinterpret_cast<const uint32_t*>(weights), n};
   if (searched != nullptr) *searched = keys;
-  if (quanta == UNLIMITED && !limits_mass && count == UNLIMITED) return 0.0f;
-  keys = KeysToSearch(keys, count, quanta, top_p, scale, selector);
+  if (limits.quanta == UNLIMITED && !limits_mass && limits.count == UNLIMITED) return 0.0f;
+  keys = KeysToSearch(keys, limits, top_p, scale, selector);
   if (searched != nullptr) *searched = keys;
-  if (quanta == UNLIMITED && !limits_mass) {
-    return FromBits(selector.Find<false, false>(keys, count, quanta, scale).key);
+  if (limits.quanta == UNLIMITED && !limits_mass) {
+    return FromBits(selector.Find<false, false>(keys, limits, scale).key);
   }
-  Threshold found = selector.Find<false>(keys, count, quanta, scale);
+  KeyThreshold found = selector.Find<false>(keys, limits, scale);
   if (limits_mass) {
     const Keys kept = selector.RowFilter(weights, n, FromBits(found.key));
     if (searched != nullptr) *searched = kept;
-    found = selector.Find<false>(kept, UNLIMITED, QuantaLimitOf(top_p, found.kept_quanta), scale);
+    found = selector.Find<false>(kept, {UNLIMITED, QuantaLimitOf(top_p, found.kept_quanta)}, scale);
   }
   return FromBits(found.key);
 }
