@@ -139,7 +139,7 @@ __device__ __forceinline__ TiedRange TightRange(const SegmentSource& source, One
   const TightLimits limits{
       {float(requested.count), by_mass ? 1.f - requested.top_p : -1.f}, CANDIDATES - CANDIDATES / 8, RETRY_DEVIATIONS};
   const TightBounds bounds = FindTightBounds<false>(source.row, source.vocab, limits, shared.tight);
-  const bool is_open = bounds.high >= TIGHT_TOP || (requested.top_k_first && by_count);
+  const bool is_open = bounds.high >= BELOW_TWO || (requested.top_k_first && by_count);
   return {{FromBits(bounds.low), is_open ? 2.f : FromBits(bounds.high + 1)}, bounds.has_ties};
 }
 

@@ -15,45 +15,30 @@
 namespace flashinfer {
 namespace sampling {
 
-constexpr int BOUND_THREADS = CHUNK_THREADS, BOUND_WARPS = CHUNK_WARPS;
-constexpr int BOUND_BINS = 2 * BOUND_THREADS;
-constexpr int BOUND_VECTORS = 4;  // vectors of four columns per thread
-constexpr int BOUND_PIECE = 16;   // neighbouring columns: one DRAM access
-constexpr int BOUND_EACH = 4 * BOUND_VECTORS;
-constexpr int BOUND_SAMPLES = BOUND_EACH * BOUND_THREADS;
-constexpr float BOUND_DEVIATIONS = 4.5f;
-constexpr uint32_t BELOW_TWO = 0x3fffffffu;  // upper end of the bins of weights
-constexpr float BOUND_LEAST = 16.f;          // minimum of samples above a bound by mass
-constexpr float BOUND_UNSEEN = 2.f;          // samples as heavy as the bound that may be below it, unseen
-
-struct BoundShared {
-  uint32_t bins[BOUND_BINS];
-  uint32_t top, bottom;  // keys
-  int32_t low_bin, high_bin;
-  float samples, samples_before, samples_high;
-  float scratch[3][BOUND_WARPS];
-};
+constexpr int SAMPLE_THREADS = CHUNK_THREADS, SAMPLE_WARPS = CHUNK_WARPS;
+constexpr int SAMPLE_BINS = 2 * SAMPLE_THREADS;
+constexpr int SAMPLE_VECTORS = 4;                      // vectors of four columns per thread
+constexpr int SAMPLE_EACH = 4 * SAMPLE_VECTORS;        // columns per thread
+constexpr int SAMPLE_PIECE = 16;                       // neighbouring columns: one DRAM access
+constexpr int SAMPLES = SAMPLE_EACH * SAMPLE_THREADS;  // columns
+constexpr int OCTAVE_SHIFT = 19;                       // right shift of keys that gives 16 bins per octave of weights
+constexpr uint32_t BELOW_TWO = (uint32_t(ONE + 1) << 23) - 1;  // largest key of weights below 2
+constexpr float SAMPLE_DEVIATIONS = 4.5f;                      // standard deviations around the threshold, at first
 
 /// Limits of a filter: keep `count` columns, or all columns but for `rest` of the mass (negative: no such limit).
 struct EstimateLimits {
   float count, rest;
 };
 
-/// Estimated bounds of the threshold: keys below `low` are dropped, keys above `high` are probably all kept. `expected`
-/// and `certain` are the expected numbers of columns from `low` on and above `high`.
-struct Bounds : KeyRange {
-  float expected, certain;
-};
-
 /// Load this thread's columns of a sample that is spread over the row.
 template <typename T>
-__device__ __forceinline__ void LoadSample(const T* row, int vocab, float (&x)[BOUND_VECTORS][4]) {
-  constexpr int PIECES = BOUND_SAMPLES / BOUND_PIECE, OF_PIECE = BOUND_PIECE / 4;
+__device__ __forceinline__ void LoadSample(const T* row, int vocab, float (&x)[SAMPLE_VECTORS][4]) {
+  constexpr int PIECES = SAMPLES / SAMPLE_PIECE, OF_PIECE = SAMPLE_PIECE / 4;
   const int thread = threadIdx.x;
 #pragma unroll
-  for (int i = 0; i < BOUND_VECTORS; ++i) {
-    const int piece = i * (BOUND_THREADS / OF_PIECE) + thread / OF_PIECE;
-    const int column = int(uint64_t(piece) * (vocab / BOUND_PIECE) / PIECES) * BOUND_PIECE + thread % OF_PIECE * 4;
+  for (int i = 0; i < SAMPLE_VECTORS; ++i) {
+    const int piece = i * (SAMPLE_THREADS / OF_PIECE) + thread / OF_PIECE;
+    const int column = int(uint64_t(piece) * (vocab / SAMPLE_PIECE) / PIECES) * SAMPLE_PIECE + thread % OF_PIECE * 4;
     if (IsVector<T>(row)) {  // rows of more than one piece
       LoadVector(row + column, x[i]);
     } else {
@@ -62,6 +47,34 @@ __device__ __forceinline__ void LoadSample(const T* row, int vocab, float (&x)[B
     }
   }
 }
+
+/// True if a sample counts: positive weights, or finite logits.
+template <bool SIGNED>
+__device__ __forceinline__ bool IsCounted(float value) {
+  return SIGNED ? fabsf(value) < INFINITY : value > 0.f && value < INFINITY;
+}
+
+/// Return bin `i` of the two that this thread owns; threads own bins upwards from the lowest.
+__device__ __forceinline__ int SampleBin(int i) { return SAMPLE_BINS - 1 - 2 * int(threadIdx.x) - i; }
+
+// --------------------------------------------------------------------------------------------- coarse estimate
+
+constexpr float BOUND_LEAST = 16.f;  // minimum of samples above a bound by mass
+constexpr float BOUND_UNSEEN = 2.f;  // samples as heavy as the bound that may be below it, unseen
+
+struct BoundShared {
+  uint32_t bins[SAMPLE_BINS];
+  uint32_t top, bottom;  // keys
+  int32_t low_bin, high_bin;
+  float samples, samples_before, samples_high;
+  float scratch[3][SAMPLE_WARPS];
+};
+
+/// Estimated bounds of the threshold: keys below `low` are dropped, keys above `high` are probably all kept. `expected`
+/// and `certain` are the expected numbers of columns from `low` on and above `high`.
+struct Bounds : KeyRange {
+  float expected, certain;
+};
 
 /// Bins of keys, downwards from `top`; each thread owns two of them.
 template <bool SIGNED>
@@ -72,21 +85,17 @@ struct BoundBins {
   float before[3];            // sums over lower bins: samples, their weights and squared weights
   float all;                  // samples
 
-  static __device__ __forceinline__ bool IsCounted(float value) {
-    return SIGNED ? fabsf(value) < INFINITY : value > 0.f && value < INFINITY;
-  }
-  static __device__ __forceinline__ int Bin(int i) { return BOUND_BINS - 1 - 2 * int(threadIdx.x) - i; }
   __device__ __forceinline__ int64_t UpperKey(int bin) const { return int64_t(top) - (int64_t(bin) << shift); }
 
   /// Set the range of the bins: fixed for weights, the range of the sample for logits.
-  __device__ __forceinline__ void Start(const float (&x)[BOUND_VECTORS][4], BoundShared& shared) {
+  __device__ __forceinline__ void Start(const float (&x)[SAMPLE_VECTORS][4], BoundShared& shared) {
     top = BELOW_TWO, bottom = 1;
     if constexpr (SIGNED) {
       top = 0, bottom = ~0u;
 #pragma unroll
-      for (int i = 0; i < BOUND_EACH; ++i) {
+      for (int i = 0; i < SAMPLE_EACH; ++i) {
         const uint32_t key = OrderedKey(x[i / 4][i % 4]);
-        if (IsCounted(x[i / 4][i % 4])) top = max(top, key), bottom = min(bottom, key);
+        if (IsCounted<SIGNED>(x[i / 4][i % 4])) top = max(top, key), bottom = min(bottom, key);
       }
       top = ptx::ReduceMax(top), bottom = ptx::ReduceMin(bottom);
       if (threadIdx.x % 32 == 0) atomicMax(&shared.top, top), atomicMin(&shared.bottom, bottom);
@@ -96,13 +105,13 @@ struct BoundBins {
   }
 
   /// Count the sample in the empty bins. 16 bins per octave are enough for weights.
-  __device__ __forceinline__ void Fill(const float (&x)[BOUND_VECTORS][4], BoundShared& shared) {
-    shift = SIGNED ? max(0, 23 - __clz(max(top, bottom) - bottom)) : 19;
+  __device__ __forceinline__ void Fill(const float (&x)[SAMPLE_VECTORS][4], BoundShared& shared) {
+    shift = SIGNED ? max(0, 23 - __clz(max(top, bottom) - bottom)) : OCTAVE_SHIFT;
 #pragma unroll
-    for (int i = 0; i < BOUND_EACH; ++i) {
+    for (int i = 0; i < SAMPLE_EACH; ++i) {
       const uint32_t key = ColumnKey<SIGNED>(x[i / 4][i % 4]);
-      if (!IsCounted(x[i / 4][i % 4]) || (SIGNED && (key > top || key < bottom))) continue;
-      atomicAdd(shared.bins + (key > top ? 0 : min((top - key) >> shift, BOUND_BINS - 1u)), 1u);
+      if (!IsCounted<SIGNED>(x[i / 4][i % 4]) || (SIGNED && (key > top || key < bottom))) continue;
+      atomicAdd(shared.bins + (key > top ? 0 : min((top - key) >> shift, SAMPLE_BINS - 1u)), 1u);
     }
     __syncthreads();
   }
@@ -112,12 +121,12 @@ struct BoundBins {
     constexpr int SUMS = SIGNED ? 1 : 3;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // After a barrier of this pass: other threads may still read the values of the last one.
-    if (threadIdx.x == 0) shared.low_bin = BOUND_BINS, shared.high_bin = -1;
+    if (threadIdx.x == 0) shared.low_bin = SAMPLE_BINS, shared.high_bin = -1;
     float sums[3] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      count[i] = float(shared.bins[Bin(i)]);
-      weight[i] = SIGNED ? 0.f : FromBits(uint32_t(max(UpperKey(Bin(i)), int64_t{1})));
+      count[i] = float(shared.bins[SampleBin(i)]);
+      weight[i] = SIGNED ? 0.f : FromBits(uint32_t(max(UpperKey(SampleBin(i)), int64_t{1})));
       sums[0] += count[i], sums[1] += count[i] * weight[i], sums[2] += count[i] * weight[i] * weight[i];
     }
 #pragma unroll
@@ -135,7 +144,7 @@ struct BoundBins {
     __syncthreads();
     all = higher;
 #pragma unroll
-    for (int w = 0; w < BOUND_WARPS; ++w) {
+    for (int w = 0; w < SAMPLE_WARPS; ++w) {
       all += shared.scratch[0][w];
 #pragma unroll
       for (int n = 0; n < SUMS; ++n) before[n] += w < warp ? shared.scratch[n][w] : 0.f;
@@ -151,7 +160,7 @@ struct BoundBins {
       const float through = all - before[0];  // samples in this bin and above
       bool is_low = through >= most, is_high = through < least;
       if constexpr (!SIGNED) {
-        const float deviation = BOUND_DEVIATIONS * sqrtf(before[2] + BOUND_UNSEEN * weight[i] * weight[i]);
+        const float deviation = SAMPLE_DEVIATIONS * sqrtf(before[2] + BOUND_UNSEEN * weight[i] * weight[i]);
         is_low |= through >= BOUND_LEAST && each * (before[1] + deviation) <= limits.rest;
         is_low |= float(vocab) * weight[i] <= limits.rest;  // holds for any weights of the other columns
         // The weight of a sample is overestimated by up to one bin width.
@@ -159,37 +168,37 @@ struct BoundBins {
         before[1] += count[i] * weight[i], before[2] += count[i] * weight[i] * weight[i];
       }
       before[0] += count[i];
-      if (is_low) atomicMin(&shared.low_bin, Bin(i));
-      if (is_high) atomicMax(&shared.high_bin, Bin(i));
+      if (is_low) atomicMin(&shared.low_bin, SampleBin(i));
+      if (is_high) atomicMax(&shared.high_bin, SampleBin(i));
     }
-    for (int i = threadIdx.x; i < BOUND_BINS; i += BOUND_THREADS) shared.bins[i] = 0;
+    for (int i = threadIdx.x; i < SAMPLE_BINS; i += SAMPLE_THREADS) shared.bins[i] = 0;
     __syncthreads();
     const int low = shared.low_bin, high = shared.high_bin;
 #pragma unroll
     for (int i = 1; i >= 0; --i) {
       before[0] -= count[i];
-      if (Bin(i) == low) shared.samples = all - before[0], shared.samples_before = all - before[0] - count[i];
-      if (Bin(i) == high) shared.samples_high = all - before[0];
+      if (SampleBin(i) == low) shared.samples = all - before[0], shared.samples_before = all - before[0] - count[i];
+      if (SampleBin(i) == high) shared.samples_high = all - before[0];
     }
     __syncthreads();
   }
 };
 
-/// Estimate the bounds, by all threads of a block of BOUND_THREADS; the same row gives the same result in each block.
+/// Estimate the bounds, by all threads of a block of SAMPLE_THREADS; the same row gives the same result in each block.
 /// `meanwhile()` is called while the sample is loaded.
 template <bool SIGNED, typename T, typename F>
 __device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const EstimateLimits& limits, BoundShared& shared,
                                              const F& meanwhile) {
-  float x[BOUND_VECTORS][4];
+  float x[SAMPLE_VECTORS][4];
   LoadSample(row, vocab, x);
   meanwhile();
-  for (int i = threadIdx.x; i < BOUND_BINS; i += BOUND_THREADS) shared.bins[i] = 0;
+  for (int i = threadIdx.x; i < SAMPLE_BINS; i += SAMPLE_THREADS) shared.bins[i] = 0;
   if (SIGNED && threadIdx.x == 0) shared.top = 0, shared.bottom = ~0u;
   __syncthreads();
   BoundBins<SIGNED> bins;
   bins.Start(x, shared);
-  const float each = float(vocab) / float(BOUND_SAMPLES), mean = limits.count / each;
-  const float most = mean + BOUND_DEVIATIONS * sqrtf(mean) + 3.f, least = mean - BOUND_DEVIATIONS * sqrtf(mean) - 3.f;
+  const float each = float(vocab) / float(SAMPLES), mean = limits.count / each;
+  const float most = mean + SAMPLE_DEVIATIONS * sqrtf(mean) + 3.f, least = mean - SAMPLE_DEVIATIONS * sqrtf(mean) - 3.f;
   Bounds bounds{{SIGNED ? ColumnKey<true>(-FLT_MAX) : 1u, ~0u}, 0.f, 0.f};  // all columns but -inf, or 0
   float higher = 0.f;
 #pragma unroll 1
@@ -202,7 +211,7 @@ __device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const Esti
     if (turn == 0 && high >= 0 && high < low) {
       bounds.high = uint32_t(max(bins.UpperKey(high + 1), int64_t{1})), bounds.certain = each * shared.samples_high;
     }
-    if (low >= BOUND_BINS - (SIGNED ? 0 : 1)) return bounds;
+    if (low >= SAMPLE_BINS - (SIGNED ? 0 : 1)) return bounds;
     bounds.low = uint32_t(max(bins.UpperKey(low + 1) + 1, int64_t{1}));
     bounds.expected = each * fmaxf(shared.samples, 1.f);
     // A bin with too many columns is divided in the next pass.
@@ -215,25 +224,16 @@ __device__ __forceinline__ Bounds FindBounds(const T* row, int vocab, const Esti
 
 // ----------------------------------------------------------------------------------------------- fine estimate
 
-constexpr int TIGHT_THREADS = CHUNK_THREADS, TIGHT_WARPS = CHUNK_WARPS;
-constexpr int TIGHT_BINS = 2 * TIGHT_THREADS;
-constexpr int TIGHT_VECTORS = 4;                           // vectors of four columns per thread
-constexpr int TIGHT_EACH = 4 * TIGHT_VECTORS;              // columns per thread
-constexpr int TIGHT_PIECE = 16;                            // neighbouring columns: one DRAM access
-constexpr int TIGHT_SAMPLES = TIGHT_EACH * TIGHT_THREADS;  // columns
-constexpr int TIGHT_TURNS = 4;   // passes: 16 bins per octave of weights, then 9 bits of the key each
-constexpr int TIGHT_SHIFT = 19;  // right shift that turns a key into a bin of the first pass
-constexpr uint32_t TIGHT_TOP = (uint32_t(ONE + 1) << 23) - 1;  // largest key of weights below 2
-constexpr float TIGHT_DEVIATIONS = 4.5f;  // standard deviations around the threshold in the first pass
-constexpr float TIGHT_ERROR = 0.004f;     // mean relative error of a weight that is known by its bin
+constexpr int TIGHT_TURNS = 4;         // passes: 16 bins per octave of weights, then 9 bits of the key each
+constexpr float TIGHT_ERROR = 0.004f;  // mean relative error of a weight that is known by its bin
 
 struct TightShared {
-  uint32_t bins[TIGHT_BINS];
+  uint32_t bins[SAMPLE_BINS];
   uint32_t top, bottom, equal;
   int32_t low_bin, high_bin;
   float from_low, from_high;       // samples
   float lower_mass, lower_square;  // sums over samples below the low bin
-  float scratch[3][TIGHT_WARPS];
+  float scratch[3][SAMPLE_WARPS];
 };
 
 struct TightLimits : EstimateLimits {
@@ -248,13 +248,13 @@ struct TightBounds : KeyRange {
   uint32_t largest;  // largest key of the sample
 };
 
-/// Finds the bounds, by all threads of a block of TIGHT_THREADS.
+/// Finds the bounds, by all threads of a block of SAMPLE_THREADS.
 template <bool SIGNED>
 struct Tightener {
   TightShared& shared;
   const TightLimits limits;
   const float each;  // columns that one sample stands for
-  uint32_t keys[TIGHT_EACH];
+  uint32_t keys[SAMPLE_EACH];
   TightBounds bounds;
   float expected = 0.f;                        // expected columns from the lower bound on
   float certain = 0.f;                         // samples above the upper bound
@@ -265,19 +265,13 @@ struct Tightener {
   __device__ __forceinline__ Tightener(const T* row, int vocab, const TightLimits& limits, TightShared& shared)
       : shared(shared),
         limits(limits),
-        each(float(vocab) / TIGHT_SAMPLES),
+        each(float(vocab) / SAMPLES),
         bounds{{SIGNED ? ColumnKey<true>(-FLT_MAX) : 1u, ~0u}, float(vocab), false, 0} {  // all but -inf, or 0
-    constexpr int PIECES = TIGHT_SAMPLES / TIGHT_PIECE, OF_PIECE = TIGHT_PIECE / 4;
+    float x[SAMPLE_VECTORS][4];
+    LoadSample(row, vocab, x);
 #pragma unroll
-    for (int i = 0; i < TIGHT_VECTORS; ++i) {
-      const int piece = i * (TIGHT_THREADS / OF_PIECE) + threadIdx.x / OF_PIECE;
-      const int from = int(uint64_t(piece) * (vocab / TIGHT_PIECE) / PIECES) * TIGHT_PIECE;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float value = ToFloat(row[from + threadIdx.x % OF_PIECE * 4 + e]);
-        const bool counts = SIGNED ? fabsf(value) < INFINITY : value > 0.f && value < INFINITY;
-        keys[4 * i + e] = counts ? ColumnKey<SIGNED>(value) : 0;
-      }
+    for (int i = 0; i < SAMPLE_EACH; ++i) {
+      keys[i] = IsCounted<SIGNED>(x[i / 4][i % 4]) ? ColumnKey<SIGNED>(x[i / 4][i % 4]) : 0;
     }
   }
 
@@ -285,7 +279,7 @@ struct Tightener {
   __device__ __forceinline__ void FindSamples(uint32_t low, uint32_t high, uint32_t& bottom, uint32_t& top) {
     bottom = ~0u, top = 0;
 #pragma unroll
-    for (int i = 0; i < TIGHT_EACH; ++i) {
+    for (int i = 0; i < SAMPLE_EACH; ++i) {
       if (keys[i] >= low && keys[i] <= high) top = max(top, keys[i]), bottom = min(bottom, keys[i]);
     }
     top = ptx::ReduceMax(top), bottom = ptx::ReduceMin(bottom);
@@ -300,12 +294,12 @@ struct Tightener {
   __device__ __forceinline__ void Narrow(uint32_t bottom, uint32_t top, int shift, float deviations, bool is_first) {
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const auto upper_key = [&](int bin) { return int64_t(top) - (int64_t(bin) << shift); };
-    for (int i = thread; i < TIGHT_BINS; i += TIGHT_THREADS) shared.bins[i] = 0;
-    if (thread == 0) shared.low_bin = TIGHT_BINS, shared.high_bin = -1;
+    for (int i = thread; i < SAMPLE_BINS; i += SAMPLE_THREADS) shared.bins[i] = 0;
+    if (thread == 0) shared.low_bin = SAMPLE_BINS, shared.high_bin = -1;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < TIGHT_EACH; ++i) {
-      const uint32_t key = keys[i], bin = key > top ? 0 : min((top - key) >> shift, TIGHT_BINS - 1u);
+    for (int i = 0; i < SAMPLE_EACH; ++i) {
+      const uint32_t key = keys[i], bin = key > top ? 0 : min((top - key) >> shift, SAMPLE_BINS - 1u);
       if (key >= bottom && (is_first || key <= top)) atomicAdd(shared.bins + bin, 1u);
     }
     __syncthreads();
@@ -313,7 +307,7 @@ struct Tightener {
     float count[2], weight[2], sums[3] = {}, before[3];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int bin = TIGHT_BINS - 1 - 2 * thread - i;
+      const int bin = SampleBin(i);
       const int64_t middle = upper_key(bin) - (int64_t{1} << shift >> 1);
       count[i] = float(shared.bins[bin]);
       weight[i] = SIGNED ? 0.f : FromBits(uint32_t(max(middle, int64_t{1})));
@@ -333,7 +327,7 @@ struct Tightener {
     }
     __syncthreads();
     float all = certain;
-    for (int w = 0; w < TIGHT_WARPS; ++w) {
+    for (int w = 0; w < SAMPLE_WARPS; ++w) {
       all += shared.scratch[0][w];
 #pragma unroll
       for (int n = 0; n < 3; ++n) before[n] += w < warp ? shared.scratch[n][w] : 0.f;
@@ -342,7 +336,7 @@ struct Tightener {
     const auto is_more = [&](float excess, float variance) {  // z-test
       return excess >= 0.f && excess * excess >= deviations * deviations * variance;
     };
-    const float mean = limits.count / each, rest = limits.rest / each, of_count = mean * (1.f - mean / TIGHT_SAMPLES);
+    const float mean = limits.count / each, rest = limits.rest / each, of_count = mean * (1.f - mean / SAMPLES);
     float from[2], mass[2], square[2];  // samples from a bin on, and sums of what is below it
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -350,11 +344,11 @@ struct Tightener {
       bool is_low = is_more(from[i] - mean - 3.f, of_count), is_high = is_more(mean - from[i] - 3.f, of_count);
       if constexpr (!SIGNED) {
         // Variance of a sum of samples, plus one more column that may be there, unseen.
-        const float variance = square[i] - mass[i] * mass[i] / TIGHT_SAMPLES + weight[i] * weight[i];
+        const float variance = square[i] - mass[i] * mass[i] / SAMPLES + weight[i] * weight[i];
         is_low |= is_more(rest - (1.f + TIGHT_ERROR) * mass[i], variance);
         is_high &= rest < 0.f || is_more((1.f - TIGHT_ERROR) * mass[i] - rest, variance);
       }
-      const int bin = TIGHT_BINS - 1 - 2 * thread - i;
+      const int bin = SampleBin(i);
       if (is_low) atomicMin(&shared.low_bin, bin);
       if (is_high) atomicMax(&shared.high_bin, bin);
       before[0] += count[i], before[1] += count[i] * weight[i], before[2] += count[i] * weight[i] * weight[i];
@@ -363,14 +357,14 @@ struct Tightener {
     const int low = shared.low_bin, high = shared.high_bin < low ? shared.high_bin : -1;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int bin = TIGHT_BINS - 1 - 2 * thread - i;
+      const int bin = SampleBin(i);
       if (bin == low) shared.from_low = from[i], shared.lower_mass = mass[i], shared.lower_square = square[i];
       if (bin == high) shared.from_high = from[i];
     }
     __syncthreads();
     if (high >= 0) bounds.high = uint32_t(max(upper_key(high + 1), int64_t{1})), certain = shared.from_high;
     if (is_first) expected = each * all;
-    if (low < TIGHT_BINS) {
+    if (low < SAMPLE_BINS) {
       bounds.low = uint32_t(max(upper_key(low + 1) + 1, int64_t(bottom)));
       expected = each * shared.from_low;
       lower_mass = shared.lower_mass, lower_square = shared.lower_square;
@@ -387,9 +381,9 @@ struct Tightener {
     for (int turn = 0; turn < TIGHT_TURNS; ++turn) {
       // Weights are known by their bins from the first pass on, so these bins have to be narrow from the beginning.
       const bool by_octave = !SIGNED && turn == 0;
-      const int shift = by_octave ? TIGHT_SHIFT : max(0, 23 - __clz(top - bottom));  // 9 bits
-      const float deviations = fmaxf(limits.deviations, TIGHT_DEVIATIONS + 1.f - max(turn, 1));
-      Narrow(by_octave ? 1 : bottom, by_octave ? TIGHT_TOP : top, shift, deviations, turn == 0);
+      const int shift = by_octave ? OCTAVE_SHIFT : max(0, 23 - __clz(top - bottom));  // 9 bits
+      const float deviations = fmaxf(limits.deviations, SAMPLE_DEVIATIONS + 1.f - max(turn, 1));
+      Narrow(by_octave ? 1 : bottom, by_octave ? BELOW_TWO : top, shift, deviations, turn == 0);
       if (bounds.within <= limits.most) return bounds;
       if (shift == 0) break;
       FindSamples(bounds.low, bounds.high, bottom, top);
@@ -398,7 +392,7 @@ struct Tightener {
     }
     uint32_t equal = 0;
 #pragma unroll
-    for (int i = 0; i < TIGHT_EACH; ++i) equal += keys[i] == bounds.low;
+    for (int i = 0; i < SAMPLE_EACH; ++i) equal += keys[i] == bounds.low;
     equal = ptx::ReduceAdd(equal);
     if (threadIdx.x == 0) shared.equal = 0;
     __syncthreads();
