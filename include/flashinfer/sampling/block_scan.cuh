@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefix sums over the threads of a block.
+// Prefix sums over the threads of a block. The forms differ where one form for all costs registers.
 #pragma once
 #include "../sampling.cuh"
 
@@ -27,7 +27,8 @@ __device__ __forceinline__ T BlockBefore(T x, ScanShared& shared) {
   return before;
 }
 
-/// Exclusive prefix sums of N numbers over the block.
+/// Exclusive prefix sums of N numbers over the block. The loop over warps is rolled: unrolled as above, searches that
+/// use it spill more.
 template <int N>
 __device__ __forceinline__ void BlockExclusiveScan(uint64_t (&x)[N], uint64_t (&scratch)[3][MAX_WARPS]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -44,6 +45,49 @@ __device__ __forceinline__ void BlockExclusiveScan(uint64_t (&x)[N], uint64_t (&
     uint64_t before = through[n] - x[n];
     for (int w = 0; w < warp; ++w) before += scratch[n][w];
     x[n] = before;
+  }
+}
+
+/// Exclusive prefix sums of two numbers over the block. Two calls must be separated by a barrier. Both sums advance
+/// together: with the form above, CtaPairKernel spills twice as much.
+template <int WARPS>
+__device__ __forceinline__ void BlockExclusiveScan(uint64_t& a, uint64_t& b, uint64_t (&scratch)[2][WARPS]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint64_t through_a = a, through_b = b;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const uint64_t below_a = __shfl_up_sync(ALL_LANES, through_a, offset),
+                   below_b = __shfl_up_sync(ALL_LANES, through_b, offset);
+    if (lane >= offset) through_a += below_a, through_b += below_b;
+  }
+  if (lane == 31) scratch[0][warp] = through_a, scratch[1][warp] = through_b;
+  __syncthreads();
+  a = through_a - a, b = through_b - b;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) {
+    if (w < warp) a += scratch[0][w], b += scratch[1][w];
+  }
+}
+
+/// Exclusive prefix sums of the first SUMS of three floats over the block, which are shifted between lanes: subtracting
+/// the own number would not be exact. `all` is increased by the total of the first one.
+template <int SUMS, int WARPS>
+__device__ __forceinline__ void BlockExclusiveScan(const float (&x)[3], float (&before)[3], float& all,
+                                                   float (&scratch)[3][WARPS]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int n = 0; n < SUMS; ++n) {
+    const float through = WarpInclusiveScan(x[n]);
+    before[n] = __shfl_up_sync(ALL_LANES, through, 1);
+    if (lane == 0) before[n] = 0.f;
+    if (lane == 31) scratch[n][warp] = through;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) {
+    all += scratch[0][w];
+#pragma unroll
+    for (int n = 0; n < SUMS; ++n) before[n] += w < warp ? scratch[n][w] : 0.f;
   }
 }
 

@@ -10,6 +10,7 @@
 #include <cfloat>
 
 #include "../ptx/reduce.cuh"
+#include "block_scan.cuh"
 #include "row_chunks.cuh"
 
 namespace flashinfer {
@@ -118,8 +119,6 @@ struct BoundBins {
 
   /// Prefix sums upwards from the lowest bin; `higher` samples are above the top.
   __device__ __forceinline__ void Sum(float higher, BoundShared& shared) {
-    constexpr int SUMS = SIGNED ? 1 : 3;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // After a barrier of this pass: other threads may still read the values of the last one.
     if (threadIdx.x == 0) shared.low_bin = SAMPLE_BINS, shared.high_bin = -1;
     float sums[3] = {};
@@ -129,26 +128,8 @@ struct BoundBins {
       weight[i] = SIGNED ? 0.f : FromBits(uint32_t(max(UpperKey(SampleBin(i)), int64_t{1})));
       sums[0] += count[i], sums[1] += count[i] * weight[i], sums[2] += count[i] * weight[i] * weight[i];
     }
-#pragma unroll
-    for (int n = 0; n < SUMS; ++n) {
-      float through = sums[n];
-#pragma unroll
-      for (int offset = 1; offset < 32; offset *= 2) {
-        const float below = __shfl_up_sync(0xffffffffu, through, offset);
-        if (lane >= offset) through += below;
-      }
-      before[n] = __shfl_up_sync(0xffffffffu, through, 1);
-      if (lane == 0) before[n] = 0.f;
-      if (lane == 31) shared.scratch[n][warp] = through;
-    }
-    __syncthreads();
     all = higher;
-#pragma unroll
-    for (int w = 0; w < SAMPLE_WARPS; ++w) {
-      all += shared.scratch[0][w];
-#pragma unroll
-      for (int n = 0; n < SUMS; ++n) before[n] += w < warp ? shared.scratch[n][w] : 0.f;
-    }
+    BlockExclusiveScan<SIGNED ? 1 : 3>(sums, before, all, shared.scratch);
   }
 
   /// Choose the highest bin that is certainly low enough and the lowest that is certainly high enough, where each
@@ -292,7 +273,7 @@ struct Tightener {
 
   /// Tighten the bounds: count samples from `bottom` on in bins of 2^shift keys, downwards from `top`.
   __device__ __forceinline__ void Narrow(uint32_t bottom, uint32_t top, int shift, float deviations, bool is_first) {
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int thread = threadIdx.x;
     const auto upper_key = [&](int bin) { return int64_t(top) - (int64_t(bin) << shift); };
     for (int i = thread; i < SAMPLE_BINS; i += SAMPLE_THREADS) shared.bins[i] = 0;
     if (thread == 0) shared.low_bin = SAMPLE_BINS, shared.high_bin = -1;
@@ -313,25 +294,8 @@ struct Tightener {
       weight[i] = SIGNED ? 0.f : FromBits(uint32_t(max(middle, int64_t{1})));
       sums[0] += count[i], sums[1] += count[i] * weight[i], sums[2] += count[i] * weight[i] * weight[i];
     }
-#pragma unroll
-    for (int n = 0; n < 3; ++n) {
-      float through = sums[n];
-#pragma unroll
-      for (int offset = 1; offset < 32; offset *= 2) {
-        const float below = __shfl_up_sync(0xffffffffu, through, offset);
-        if (lane >= offset) through += below;
-      }
-      before[n] = __shfl_up_sync(0xffffffffu, through, 1);
-      if (lane == 0) before[n] = 0.f;
-      if (lane == 31) shared.scratch[n][warp] = through;
-    }
-    __syncthreads();
     float all = certain;
-    for (int w = 0; w < SAMPLE_WARPS; ++w) {
-      all += shared.scratch[0][w];
-#pragma unroll
-      for (int n = 0; n < 3; ++n) before[n] += w < warp ? shared.scratch[n][w] : 0.f;
-    }
+    BlockExclusiveScan<3>(sums, before, all, shared.scratch);
     before[1] += lower_mass, before[2] += lower_square;
     const auto is_more = [&](float excess, float variance) {  // z-test
       return excess >= 0.f && excess * excess >= deviations * deviations * variance;

@@ -38,25 +38,6 @@ struct ListSearchShared {
   int32_t bin;
 };
 
-/// Exclusive prefix sums of two numbers over the block.
-__device__ __forceinline__ void ListScan(uint64_t& a, uint64_t& b, ListSearchShared& shared) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  uint64_t through_a = a, through_b = b;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const uint64_t below_a = __shfl_up_sync(ALL_LANES, through_a, offset),
-                   below_b = __shfl_up_sync(ALL_LANES, through_b, offset);
-    if (lane >= offset) through_a += below_a, through_b += below_b;
-  }
-  if (lane == 31) shared.scratch[0][warp] = through_a, shared.scratch[1][warp] = through_b;
-  __syncthreads();
-  a = through_a - a, b = through_b - b;
-#pragma unroll
-  for (int w = 0; w < LIST_WARPS; ++w) {
-    if (w < warp) a += shared.scratch[0][w], b += shared.scratch[1][w];
-  }
-}
-
 /// Call f(key) for each of the n keys key_at(i), spread over the threads: four keys are loaded before the first is
 /// used.
 template <typename KeyAt, typename F>
@@ -100,7 +81,7 @@ __device__ __forceinline__ KeyThreshold FindListThreshold(int n, uint32_t within
     const uint32_t mine = shared.counts[thread];
     const uint64_t weight = shared.low_quanta[thread] + (uint64_t{shared.high_quanta[thread]} << 16);
     uint64_t columns = mine, before = weight;
-    ListScan(columns, before, shared);
+    BlockExclusiveScan(columns, before, shared.scratch);
     columns += count, before += quanta;
     // The lowest bin with a key that is kept.
     const bool starts = mine != 0 && columns < limits.count && before < limits.quanta;
@@ -141,7 +122,7 @@ __device__ __forceinline__ KeyThreshold FindListThreshold(int n, uint32_t within
   const uint32_t own = thread < listed ? shared.sorted[thread] : 0;
   const uint64_t quantum = thread < listed ? quantum_of(own) : 0;
   uint64_t before = quantum, unused = 0;
-  ListScan(before, unused, shared);
+  BlockExclusiveScan(before, unused, shared.scratch);
   before += quanta;
   const bool is_kept = thread < listed && before < limits.quanta && count + thread < limits.count;
   const uint32_t threshold = shared.sorted[max(__syncthreads_count(is_kept), 1) - 1];
