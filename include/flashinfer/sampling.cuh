@@ -27,6 +27,9 @@
 //   sampling/threshold_estimate.cuh       range of the threshold from a sample, for tokens
 //   sampling/threshold_estimate_rows.cuh  bounds of the threshold from a sample, for rows: coarse, and fine
 //   sampling/threshold_search.cuh         exact threshold in a list, among any keys by a block, in a row by a cluster
+// On the CPU (sampling_cpu.h):
+//   sampling/row_cpu.h                    a row of weights: sums of segments, and sampling
+//   sampling/threshold_cpu.h              threshold of top-k and top-p
 //   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 //   measurements  docs/performance/sampling.md
 #pragma once

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 
 import pytest
 
@@ -36,3 +37,12 @@ def test_private_modules_are_listed():
     table = docstring.split("\n===")[1]
     listed = [line.split()[0] for line in table.splitlines()[1:]]
     assert sorted(listed) == sorted(path.stem for path in (PACKAGE / "_runtime").glob("[!_]*.py"))
+
+
+def test_sampling_headers_are_listed():
+    """Check that the table on top of sampling.cuh has each file of sampling/ once, and that they stay few."""
+    headers = ROOT / "include" / "flashinfer"
+    table = (headers / "sampling.cuh").read_text().split("#pragma once")[0]
+    listed = re.findall(r"^// +sampling/(\w+\.c?u?h)  ", table, re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (headers / "sampling").iterdir())
+    assert len(listed) <= 24, "join halves of one concept before adding a file"

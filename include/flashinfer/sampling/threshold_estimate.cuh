@@ -120,6 +120,7 @@ __device__ __forceinline__ WeightRange EstimateRange(const SegmentSource& source
     count[i] = shared.counts[BINS * thread + i];
     all_mass += mass[i], all_variance += variance[i], all_count += count[i];
   }
+  // Not BlockExclusiveScan, which would unroll this loop over sums of two types: every token waits for this code.
   float below = WarpInclusiveScan(all_mass), spread = WarpInclusiveScan(all_variance);
   uint32_t fewer = WarpInclusiveScan(all_count), all = 0;
   if (lane == 31) shared.mass[warp] = below, shared.variance[warp] = spread, shared.count[warp] = fewer;

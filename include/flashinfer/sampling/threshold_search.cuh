@@ -4,7 +4,9 @@
 //   FindListThreshold   one block, in a list: few keys that are left are sorted
 //   FindKey             one block, among any keys that it can iterate: ends with single keys
 //   RowSearch           a cluster, in a row that it reads in each pass: recovers from ranges without the threshold
-// Variants with constraints of their own: FindInList (candidate_list.cuh), ExactSampler (sample_exact.cuh).
+// Searches that stay where they are used: FindInList (candidate_list.cuh) scans counts and quanta packed in one number,
+// because every token waits for it; ExactSampler (sample_exact.cuh) combines equal keys of a warp, because rows of few
+// distinct values come there; topk_select.cuh has counts only.
 #pragma once
 #include "block_scan.cuh"
 #include "row_chunks.cuh"
