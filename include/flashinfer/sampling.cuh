@@ -70,14 +70,15 @@ __device__ __forceinline__ void WriteToken(const SampleParams& p, int64_t output
   if (p.valid != nullptr) p.valid[output] = column >= 0;
 }
 
-/// Limits of a filter: a kept column has fewer than `count` columns and fewer than `quanta` quanta above it.
-struct Wanted {
+/// FilterLimits with a count of 32 bits, for exact searches over rows. With 64 bits, the fallback of filtered rows
+/// spills up to 20 bytes more.
+struct RowLimits {
   uint32_t count;
   uint64_t quanta;
 };
 
 struct Limits {
-  Wanted wanted;
+  RowLimits wanted;
   bool top_k_first;
   float top_p;
   __device__ __forceinline__ bool AnyOf() const {

@@ -256,7 +256,7 @@ struct RowFilter {
 
   /// Second half of step 3, by the leader. `has_all`: no column below `low` can be kept.
   template <bool SPLIT>
-  __device__ __forceinline__ void Decide(uint32_t low, uint32_t high, bool has_all, const Wanted& wanted,
+  __device__ __forceinline__ void Decide(uint32_t low, uint32_t high, bool has_all, const RowLimits& wanted,
                                          const Scale& scale) {
     const int blocks = GROUP::Size(), listed = int(shared.listed), n = listed + int(shared.pushed);
     ColumnSums above{}, within{};
@@ -354,8 +354,8 @@ struct RowFilter {
   }
 
   /// Exact limits, once the exponent of the largest column is known.
-  __device__ __forceinline__ Wanted WantedOf(int emax) const {
-    Wanted wanted = LimitsOf(p.filter, row, chunks.vocab, emax).wanted;
+  __device__ __forceinline__ RowLimits RowLimitsOf(int emax) const {
+    RowLimits wanted = LimitsOf(p.filter, row, chunks.vocab, emax).wanted;
     if (SIGNED) wanted.quanta = UNLIMITED;
     return wanted;
   }
@@ -425,7 +425,7 @@ struct RowFilter {
   __device__ __forceinline__ bool TryWrite() {
     const uint32_t low = shared.low, high = shared.high;
     const int emax = SIGNED ? ONE : BiasedExponent(FromBits(shared.top));
-    const Wanted wanted = WantedOf(emax);
+    const RowLimits wanted = RowLimitsOf(emax);
     const Scale scale(emax);
     Report<false>(low, high, scale);
     GROUP::Sync();

@@ -109,7 +109,7 @@ struct SplitRowFilter : RowFilter<T, SIGNED> {
     ptx::ClusterSync();
     uint32_t largest = this->template Exchange<true>(blocks, is_listed);
     const int emax = SIGNED ? ONE : BiasedExponent(FromBits(largest));
-    const Wanted wanted = this->WantedOf(emax);
+    const RowLimits wanted = this->RowLimitsOf(emax);
     if (SIGNED && !is_listed) largest = ~0u;
     const Scale scale(emax);
     const uint32_t high = max(min(bounds.high, largest), bounds.low);

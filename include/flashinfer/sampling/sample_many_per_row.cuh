@@ -23,7 +23,7 @@ constexpr int BIN_SHIFT = 17;
 constexpr uint32_t OPEN_COUNT = 1024;
 
 /// Step 2: set `shared.bracket`; visible after the next barrier.
-__device__ __forceinline__ void FindBracket(uint32_t top, const Wanted& wanted, const Scale& scale,
+__device__ __forceinline__ void FindBracket(uint32_t top, const RowLimits& wanted, const Scale& scale,
                                             SelectShared& shared) {
   constexpr int MINE = BINS / SELECT_THREADS;  // bins per thread
   const int first = threadIdx.x * MINE;
@@ -147,8 +147,9 @@ struct SliceKeys {
 };
 
 /// Step 4 over the row, and a second search for top-p after top-k. Not inlined: rarely called.
-__device__ __noinline__ uint32_t FindInRow(const Slice<false> row, const Bracket bracket, uint32_t top, Wanted wanted,
-                                           bool top_k_first, float top_p, const Scale scale, SelectShared& shared) {
+__device__ __noinline__ uint32_t FindInRow(const Slice<false> row, const Bracket bracket, uint32_t top,
+                                           RowLimits wanted, bool top_k_first, float top_p, const Scale scale,
+                                           SelectShared& shared) {
   const SliceKeys keys{row};
   KeyThreshold found = FindKey(keys, {bracket.low, bracket.is_open ? top : bracket.high}, bracket.count_above,
                                shared.quanta_above, wanted, scale, shared);
@@ -162,7 +163,7 @@ __device__ __noinline__ uint32_t FindInRow(const Slice<false> row, const Bracket
 
 /// Return the key of the smallest kept column to every thread; `top` is the key of the largest. With `top_k_first`,
 /// top_p applies to the columns that top-k keeps instead of the row.
-__device__ __forceinline__ uint32_t FindThreshold(const Slice<false>& row, uint32_t top, int emax, Wanted wanted,
+__device__ __forceinline__ uint32_t FindThreshold(const Slice<false>& row, uint32_t top, int emax, RowLimits wanted,
                                                   bool top_k_first, float top_p, SelectShared& shared) {
   const Scale scale(emax);
   uint32_t threshold = 0;

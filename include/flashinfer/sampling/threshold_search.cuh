@@ -166,7 +166,7 @@ struct SelectShared {
 /// the range, spread over the threads.
 template <typename Keys>
 __device__ __forceinline__ KeyThreshold FindKey(const Keys& keys, KeyRange range, uint64_t count, uint64_t quanta,
-                                                const Wanted& wanted, const Scale& scale, SelectShared& shared) {
+                                                const RowLimits& wanted, const Scale& scale, SelectShared& shared) {
   constexpr int PARTS = 3, PART_BITS = 11;  // quanta are added in parts, which MAX_VOCAB columns cannot overflow
   static_assert(BINS >= (1 + PARTS) * FINE_BINS);
   uint32_t* const counts = shared.histogram;
@@ -279,7 +279,7 @@ template <bool SIGNED>
 struct RowSearch {
   static constexpr uint32_t LOWEST = SIGNED ? 0 : 1;
   const Scale scale;
-  const Wanted wanted;
+  const RowLimits wanted;
   const uint32_t largest;  // upper bound of all keys
   SearchShared& shared;
 
