@@ -25,7 +25,7 @@ from .._runtime.knobs import knobs
 from .._runtime.log import say
 from . import env as jit_env
 from .context import current_compilation_context
-from .cpp_ext import find_ninja, ninja_text, parent_ninja_text, translation_units, watch_ninja
+from .cpp_ext import find_ninja, group_ninja_text, ninja_text, translation_units, watch_ninja
 from .load import is_fresh, load, load_fresh, staleness, try_load
 from .manifest import manifest_path, source_digests, write_manifest
 from .progress import ProgressBar, ProgressLine
@@ -239,7 +239,7 @@ def _build_locked(specs: Sequence[ModuleSpec], verbose: bool, progress: Progress
         if len(specs) > 1:
             ninja_file = first / "all.ninja"
             with _explain_os_error(specs[0]):
-                write_atomically(ninja_file, parent_ninja_text(private.values()))
+                write_atomically(ninja_file, group_ninja_text(private))
         with progress([s.name for s in specs]) as shown, _Publisher(private, sources) as publisher:
             shown.step(0, sum(len(translation_units(s)) + 1 for s in specs), "")  # steps: units, and the link
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterable, Optional, Sequence, Union
+from typing import Callable, Mapping, Optional, Sequence, Union
 
 from .._runtime.knobs import knobs
 from .._runtime.log import say
@@ -33,6 +33,7 @@ from .toolchain import (  # noqa: F401  (the contract looks for the discovery fu
     split_cxx,
     tvm_ffi_paths,
 )
+from .unit_order import own_bytes
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _FFI = re.compile(r"\bTensorView\b|\bTVM_FFI_")
@@ -268,30 +269,42 @@ def _ninja_path(path: Path) -> str:
 
 def ninja_text(spec: ModuleSpec, out_dir: Path) -> str:
     """Return ``build.ninja`` of one module with all outputs in ``out_dir``."""
-    commands = Commands(spec)
-    before, after = (part.replace("$", "$$") for part in commands.link())
-    lines = [
-        "ninja_required_version = 1.5",
-        "rule compile",
-        "  command = $compiler -MMD -MF $out.d -c $in -o $out",
-        "  depfile = $out.d",
-        f"  description = {spec.name}: $what",
-        # The output is renamed when complete: a linker that is killed leaves half a library.
-        "rule link",
-        f"  command = {before} $in -o $out.part {after} && mv -f $out.part $out",
-        f"  description = {spec.name}: link",
-    ]
-    objects = []
-    for unit in commands.units:
-        objects.append(_ninja_path(out_dir / unit.object_name))
+    return group_ninja_text({spec: out_dir})
+
+
+def group_ninja_text(out_dirs: Mapping[ModuleSpec, Path]) -> str:
+    """Return the graph of several modules, each with all outputs in its own directory.
+
+    ninja starts what is ready in the order of the file. Units of all modules are sorted by their expected time, longest
+    first, so that no processor waits for a long unit that was started last; those without kernels end the list.
+    """
+    lines, compiles, links = ["ninja_required_version = 1.5"], [], []
+    for number, (spec, out_dir) in enumerate(out_dirs.items()):
+        commands = Commands(spec)
+        before, after = (part.replace("$", "$$") for part in commands.link())
         lines += [
-            f"build {objects[-1]}: compile {_ninja_path(unit.source)}",
-            f"  compiler = {commands.compile(unit).replace('$', '$$')}",
-            f"  what = {unit.source.name}",
+            f"rule compile{number}",
+            "  command = $compiler -MMD -MF $out.d -c $in -o $out",
+            "  depfile = $out.d",
+            f"  description = {spec.name}: $what",
+            # The output is renamed when complete: a linker that is killed leaves half a library.
+            f"rule link{number}",
+            f"  command = {before} $in -o $out.part {after} && mv -f $out.part $out",
+            f"  description = {spec.name}: link",
         ]
-    library = _ninja_path(out_dir / spec.library_name)
-    lines += [f"build {library}: link {' '.join(objects)}", f"default {library}", ""]
-    return "\n".join(lines)
+        objects = {unit: _ninja_path(out_dir / unit.object_name) for unit in commands.units}
+        for unit, path in objects.items():
+            statement = [
+                f"build {path}: compile{number} {_ninja_path(unit.source)}",
+                f"  compiler = {commands.compile(unit).replace('$', '$$')}",
+                f"  what = {unit.source.name}",
+            ]
+            compiles.append((unit.has_kernels, own_bytes(spec, unit.source), statement))
+        library = _ninja_path(out_dir / spec.library_name)
+        links += [f"build {library}: link{number} {' '.join(objects.values())}", f"default {library}"]
+    for _, _, statement in sorted(compiles, key=lambda item: item[:2], reverse=True):
+        lines += statement
+    return "\n".join([*lines, *links, ""])
 
 
 def generate_ninja_build_for_op(
@@ -314,11 +327,6 @@ def generate_ninja_build_for_op(
         needs_device_linking=needs_device_linking,
     )
     return ninja_text(spec, spec.build_dir)
-
-
-def parent_ninja_text(directories: Iterable[Path]) -> str:
-    """Return a ninja graph of several modules, each with its own ``build.ninja``."""
-    return "".join(f"subninja {_ninja_path(directory / 'build.ninja')}\n" for directory in directories)
 
 
 # ------------------------------------------------------------------------------------------------ running
