@@ -16,7 +16,8 @@ _NAMES = ("silu", "gelu", "gelu_tanh")
 
 def gen_activation_module(backend: str = "cuda") -> JitSpec:
     """Describe the module of the gated activations and ``swiglu``."""
-    return stage("activation", backend=backend, kernels={t: {"dtype": t} for t in ("float16_t", "bfloat16_t", "float")})
+    dtypes = ("float16_t", "bfloat16_t", "float")  # in one unit: headers take longer than the kernels of a type
+    return stage("activation", backend=backend, kernels={"kernels": {"dtypes": dtypes}})
 
 
 def gen_act_and_mul_module(act_func_name: str, backend: str = "cuda") -> JitSpec:

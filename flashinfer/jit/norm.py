@@ -12,22 +12,17 @@ __all__ = ["gen_dit_layernorm_module", "gen_norm_module", "gen_norm_modules", "g
 
 
 # Template arguments of NormForm in include/flashinfer/norm.h: fp8 output, residual, silu.
-_FORMS = {
-    "plain": ("false, false, false", "true, false, false"),
-    "residual": ("false, true, false", "true, true, false"),
-}
+_FORMS = ("false, false, false", "true, false, false", "false, true, false", "true, true, false")
 _SILU_FORMS = ("false, false, true", "true, false, true")
 
 
 def gen_norm_module(backend: str = "cuda") -> JitSpec:
     """Describe the module of RMSNorm and LayerNorm with their fused and quantising forms."""
     units: dict[str, dict] = {
-        f"{dtype}_{name}": {"dtype": dtype, "forms": forms}
-        for dtype in ("float16_t", "bfloat16_t", "float")
-        for name, forms in _FORMS.items()
+        dtype: {"dtype": dtype, "forms": _FORMS, "layernorm": False} for dtype in ("float16_t", "bfloat16_t", "float")
     }
-    units["bfloat16_t_silu"] = {"dtype": "bfloat16_t", "forms": _SILU_FORMS}
-    return stage("norm", backend=backend, kernels={**units, "layernorm": {}})
+    units["silu_layernorm"] = {"dtype": "bfloat16_t", "forms": _SILU_FORMS, "layernorm": True}
+    return stage("norm", backend=backend, kernels=units)
 
 
 def gen_dit_layernorm_module(backend: str = "cuda") -> JitSpec:

@@ -13,12 +13,7 @@ __all__ = ["gen_rope_module", "gen_rope_modules"]
 
 def gen_rope_module(backend: str = "cuda") -> JitSpec:
     """Describe the module of rotary position embedding in all its forms."""
-    units = {
-        f"{dtype}_{name}": {"dtype": dtype, "quant": quant}
-        for dtype in ("float16_t", "bfloat16_t", "float")
-        for name, quant in (("same", "false"), ("fp8", "true"))
-    }
-    return stage("rope", backend=backend, kernels=units)
+    return stage("rope", backend=backend, kernels={t: {"dtype": t} for t in ("float16_t", "bfloat16_t", "float")})
 
 
 def gen_rope_modules(backend: str = "cuda") -> Iterator[JitSpec]:
