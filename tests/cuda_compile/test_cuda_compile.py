@@ -134,6 +134,19 @@ def test_spills_would_be_noticed(hopper, tmp_path, monkeypatch):
         gen_jit_spec("spill", [source]).build()
 
 
+@pytest.mark.parametrize("flags, text", [([], "beta"), (["-U_GLIBCXX_BITS_SPECFUN_H"], "")])
+def test_special_functions(hopper, tmp_path, flags, text):
+    """The special functions of C++17, which take a third of an empty unit, are there for modules that ask for them."""
+    source = tmp_path / "special.cu"
+    source.write_text("#include <cmath>\ndouble Special(double x) { return std::beta(x, x); }\n")
+    spec = gen_jit_spec("special", [source], extra_cuda_cflags=flags)
+    if text:
+        with pytest.raises(RuntimeError, match=text):
+            spec.build()
+    else:
+        spec.build()
+
+
 @pytest.mark.parametrize("targets", ["7.5", pytest.param("8.0 8.9 10.0a 12.0a", marks=pytest.mark.full)])
 def test_other_targets(hopper, monkeypatch, tmp_path, targets):
     """Compile one kernel unit of each family for Turing, in the lane full up to Blackwell, without launchers."""
