@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launchers of sampling: argument checks, dtype dispatch, stream.
-#include <algorithm>
-
+// Launchers of draws and softmax: argument checks, dtype dispatch, stream.
 #include "tvm_ffi_utils.h"
 // clang-format off
-#include <flashinfer/sampling.h>
+#include "sampling_arguments.h"
 #if defined(FLASHINFER_CPU)
 #include <flashinfer/sampling_cpu.h>
 #elif defined(__CUDACC__)
-#include <flashinfer/sampling/filter_rows_launch.cuh>
 #include <flashinfer/sampling/softmax.cuh>
 #include <flashinfer/sampling/speculative.cuh>
 #include <flashinfer/sampling/sample_unfiltered.cuh>
@@ -18,6 +15,7 @@
 // clang-format on
 
 using namespace flashinfer;
+using namespace flashinfer::sampling;
 
 namespace {
 
@@ -42,50 +40,12 @@ const char* NameOf(int64_t method, bool is_logits) {
   }
 }
 
-/// Validate a tensor of rows: floats on this backend's device, with contiguous columns.
-void CheckRows(const char* op, const char* name, const TensorView& t, std::initializer_list<DLDataType> dtypes) {
-  Expect(op, name, t).on_device().dtype(dtypes).rank(2).last_dim_contiguous();
-  if (t.size(1) < 1 || t.size(1) > sampling::MAX_VOCAB) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[1] must be 1 to " << sampling::MAX_VOCAB << ", got "
-                                 << t.size(1);
-  }
-}
-
-template <typename T>
-PerRow<T> Constant(T value) {
-  return {nullptr, value, 1};
-}
-
-/// Validate and read a per-row parameter. Python has checked that the tensor is 1-D and, if read, not empty.
-template <typename T>
-PerRow<T> Parameter(const char* op, const char* name, const Optional<TensorView>& values, T value, DLDataType dtype,
-                    const TensorView& input) {
-  if (!values.has_value()) return Constant(value);
-  Expect(op, name, *values).same_device(input, "the input").dtype({dtype}).rank(1).contiguous();
-  return {(*values).template data_ptr<T>(), value, (*values).size(0)};
-}
-
-PerRow<int32_t> TopKParameter(const char* op, const Optional<TensorView>& values, int64_t value,
-                              const TensorView& input) {
-  return Parameter(op, "top_k", values, int32_t(std::clamp<int64_t>(value, 0, INT32_MAX)), dl_int32, input);
-}
-
 PerRow<uint64_t> Seed(const char* op, const char* name, const Optional<TensorView>& values, int64_t value,
                       const TensorView& input) {
   if (!values.has_value()) return Constant(uint64_t(value));
   Expect(op, name, *values).same_device(input, "the input").dtype({dl_int64, dl_uint64}).rank(1).contiguous();
   return {(*values).data_ptr<uint64_t>(), 0, (*values).size(0)};
 }
-
-FilterParams FilterOf(Filter filter, PerRow<int32_t> top_k, PerRow<float> top_p, bool by_output) {
-  return {filter, top_k, top_p, by_output, by_output};
-}
-
-FilterParams TopK(PerRow<int32_t> top_k, bool by_output) {
-  return FilterOf(Filter::kBoth, top_k, Constant(1.f), by_output);
-}
-
-FilterParams TopP(PerRow<float> top_p) { return FilterOf(Filter::kBoth, Constant(INT32_MAX), top_p, false); }
 
 /// Validate `indices`, the input row of each output, and set them in `p`.
 void ReadIndices(const char* op, const char* name, const TensorView& indices, const TensorView& input,
@@ -138,18 +98,6 @@ void TakeSoftmax(const char* op, float* probs, SampleParams& p, Stream stream) {
   p.input = probs;
   p.row_stride = p.vocab;
   p.is_logits = false;
-}
-
-template <typename T>
-RowParams<T> RowsOf(const TensorView& out, const TensorView& input) {
-  RowParams<T> p{};
-  p.input = input.data_ptr<T>();
-  p.out = out.data_ptr<T>();
-  p.input_stride = input.stride(0);
-  p.out_stride = out.stride(0);
-  p.rows = input.size(0);
-  p.vocab = input.size(1);
-  return p;
 }
 
 }  // namespace
@@ -215,51 +163,6 @@ void sample(TensorView out, Optional<TensorView> valid, TensorView input, Option
   } else {
     CheckStatus(op, is_searched ? SampleTop(p, stream) : Sample(p, stream));
   }
-}
-
-void top_p_renorm_probs(TensorView out, TensorView probs, Optional<TensorView> top_ps, double top_p) {
-  const char* op = "top_p_renorm_probs";
-  CheckRows(op, "probs", probs, {dl_float32});
-  Expect(op, "out", out).same_device(probs, "probs").dtype({dl_float32}).same_shape(probs, "probs").contiguous();
-  RowParams<float> p = RowsOf<float>(out, probs);
-  p.filter = TopP(Parameter<float>(op, "top_p", top_ps, float(top_p), dl_float32, probs));
-  p.enable_pdl = UsePdl(true, probs.device());
-  if (p.rows == 0) return;
-  DeviceGuard guard(probs.device());
-  CheckStatus(op, RenormRows<float>(p, get_stream(probs.device())));
-}
-
-void top_k_renorm_probs(TensorView out, TensorView probs, Optional<TensorView> top_ks, int64_t top_k) {
-  const char* op = "top_k_renorm_probs";
-  CheckRows(op, "probs", probs, {dl_float32, dl_float16, dl_bfloat16});
-  Expect(op, "out", out).same_device(probs, "probs").same_dtype(probs, "probs").same_shape(probs, "probs").contiguous();
-  const auto k = TopKParameter(op, top_ks, top_k, probs);
-  DispatchFloat(probs.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    RowParams<T> p = RowsOf<T>(out, probs);
-    p.filter = TopK(k, false);
-    p.enable_pdl = UsePdl(true, probs.device());
-    if (p.rows == 0) return;
-    DeviceGuard guard(probs.device());
-    CheckStatus(op, RenormRows<T>(p, get_stream(probs.device())));
-  });
-}
-
-void top_k_mask_logits(TensorView out, TensorView logits, Optional<TensorView> top_ks, int64_t top_k) {
-  const char* op = "top_k_mask_logits";
-  CheckRows(op, "logits", logits, {dl_float32, dl_float16, dl_bfloat16});
-  Expect(op, "out", out).same_device(logits, "logits").same_dtype(logits, "logits").same_shape(logits, "logits");
-  Expect(op, "out", out).contiguous();
-  const auto k = TopKParameter(op, top_ks, top_k, logits);
-  DispatchFloat(logits.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    RowParams<T> p = RowsOf<T>(out, logits);
-    p.filter = TopK(k, false);
-    p.enable_pdl = UsePdl(true, logits.device());
-    if (p.rows == 0) return;
-    DeviceGuard guard(logits.device());
-    CheckStatus(op, MaskRows<T>(p, get_stream(logits.device())));
-  });
 }
 
 void chain_speculative_sampling(TensorView out, TensorView accepted, TensorView emitted, TensorView draft_probs,

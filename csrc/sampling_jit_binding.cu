@@ -6,16 +6,10 @@ void softmax(TensorView out, TensorView logits, Optional<TensorView> temperature
 void sample(TensorView out, Optional<TensorView> valid, TensorView input, Optional<TensorView> indices, bool is_logits,
             int64_t method, Optional<TensorView> top_ks, int64_t top_k, Optional<TensorView> top_ps, double top_p,
             Optional<TensorView> seeds, int64_t seed, Optional<TensorView> offsets, int64_t offset);
-void top_p_renorm_probs(TensorView out, TensorView probs, Optional<TensorView> top_ps, double top_p);
-void top_k_renorm_probs(TensorView out, TensorView probs, Optional<TensorView> top_ks, int64_t top_k);
-void top_k_mask_logits(TensorView out, TensorView logits, Optional<TensorView> top_ks, int64_t top_k);
 void chain_speculative_sampling(TensorView out, TensorView accepted, TensorView emitted, TensorView draft_probs,
                                 TensorView draft_token_ids, TensorView target_probs, Optional<TensorView> seeds,
                                 int64_t seed, Optional<TensorView> offsets, int64_t offset);
 
 FLASHINFER_EXPORT(softmax, softmax)
 FLASHINFER_EXPORT(sample, sample)
-FLASHINFER_EXPORT(top_p_renorm_probs, top_p_renorm_probs)
-FLASHINFER_EXPORT(top_k_renorm_probs, top_k_renorm_probs)
-FLASHINFER_EXPORT(top_k_mask_logits, top_k_mask_logits)
 FLASHINFER_EXPORT(chain_speculative_sampling, chain_speculative_sampling)

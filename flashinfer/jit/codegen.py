@@ -39,15 +39,17 @@ def stage(
     *,
     backend: str,
     name: Optional[str] = None,
+    template: Optional[str] = None,
     kernels: Mapping[str, Mapping[str, Any]],
     config: Optional[Mapping[str, Any]] = None,
     extra_cuda_cflags: Sequence[str] = (),
 ) -> JitSpec:
     """Describe the module of one stem.
 
-    ``kernels`` maps the name of each CUDA kernel unit to the values its template is rendered with; ``config``, if
-    given, renders ``csrc/<stem>_customize_config.jinja`` to ``<stem>_config.inc``, which the launcher includes. The
-    name of a CPU module ends in ``_cpu``.
+    ``kernels`` maps the name of each CUDA kernel unit to the values with which ``csrc/<stem>_kernels.jinja`` is
+    rendered, or that of the stem ``template``, where modules share one. ``config``, if given, renders
+    ``csrc/<stem>_customize_config.jinja`` to ``<stem>_config.inc``, which the launcher includes. The name of a CPU
+    module ends in ``_cpu``.
     """
     name = name or stem
     name = f"{name}_cpu" if backend == "cpu" else name
@@ -55,7 +57,7 @@ def stage(
     sources = [csrc / f"{stem}.cu", csrc / f"{stem}_jit_binding.cu"]
     directory = jit_env.gen_src_dir(backend) / name
     units = {
-        directory / f"{stem}_{unit}.cu": render(f"{stem}_kernels.jinja", **values)
+        directory / f"{stem}_{unit}.cu": render(f"{template or stem}_kernels.jinja", **values)
         for unit, values in kernels.items()
         if backend == "cuda"
     }

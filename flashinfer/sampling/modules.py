@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled module of the family, its ops, and helpers that its functions share."""
+"""Compiled modules of the family, its ops, and helpers that its functions share."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_arguments
 from .._runtime.torch_ops import register_custom_op
 from ..jit.codegen import module_cache
-from ..jit.sampling import gen_sampling_module
+from ..jit.sampling import gen_sampling_module, gen_sampling_rows_module
 from .random_stream import Number, stream_arguments, take_from_default
 
 get_native_module = module_cache(gen_sampling_module)
+get_rows_module = module_cache(gen_sampling_rows_module)
 _native_sample = NativeFunction(get_native_module, "sample")
 
 Samples = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]

@@ -18,12 +18,12 @@ from ..trace.templates.sampling import (
     top_k_renorm_probs_trace,
     top_p_renorm_probs_trace,
 )
-from .modules import as_float, get_native_module, per_row
+from .modules import as_float, get_native_module, get_rows_module, per_row
 
 _native_softmax = NativeFunction(get_native_module, "softmax")
-_native_top_p_renorm_probs = NativeFunction(get_native_module, "top_p_renorm_probs")
-_native_top_k_renorm_probs = NativeFunction(get_native_module, "top_k_renorm_probs")
-_native_top_k_mask_logits = NativeFunction(get_native_module, "top_k_mask_logits")
+_native_top_p_renorm_probs = NativeFunction(get_rows_module, "top_p_renorm_probs")
+_native_top_k_renorm_probs = NativeFunction(get_rows_module, "top_k_renorm_probs")
+_native_top_k_mask_logits = NativeFunction(get_rows_module, "top_k_mask_logits")
 
 
 @register_custom_op("flashinfer::softmax", mutates_args=("out",))
