@@ -303,7 +303,7 @@ def group_ninja_text(out_dirs: Mapping[ModuleSpec, Path]) -> str:
                 f"  compiler = {commands.compile(unit).replace('$', '$$')}",
                 f"  what = {unit.source.name}",
             ]
-            compiles.append((unit.has_kernels, own_bytes(spec, unit.source), statement))
+            compiles.append((unit.has_kernels, own_bytes(spec, unit.source, unit.has_kernels), statement))
         library = _ninja_path(out_dir / spec.library_name)
         links += [f"build {library}: link{number} {' '.join(objects.values())}", f"default {library}"]
     for _, _, statement in sorted(compiles, key=lambda item: item[:2], reverse=True):

@@ -23,14 +23,14 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^">\n]+)[">]', re.MULTI
 _KERNELS = (".cuh", "_cpu.h")
 
 
-def own_bytes(spec: ModuleSpec, source: Path) -> int:
+def own_bytes(spec: ModuleSpec, source: Path, has_kernels: bool) -> int:
     """Return the bytes of a source and of all headers of this package that it includes, directly or not.
 
     The headers of compilers and libraries take about the same time in each unit. Sources without kernels include
     kernels under conditions that do not hold; other conditions of the preprocessor are not looked at. A header that was
     edited after it was read first counts with its size of then.
     """
-    skipped = _KERNELS if source in spec.host_sources else ()
+    skipped = () if has_kernels else _KERNELS
     generated = {path.name: path for path in spec.generated}
     folders = (str(jit_env.FLASHINFER_INCLUDE_DIR), str(jit_env.FLASHINFER_CSRC_DIR))
     sizes: dict[Path, int] = {}

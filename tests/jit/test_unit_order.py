@@ -25,7 +25,7 @@ def test_headers_count_once(workshop):
     (source.parent / "b.h").write_text('#include "a.h"\n' + "b" * 1000)
     texts = [source, source.parent / "a.h", source.parent / "b.h"]
     spec = gen_jit_spec("op", [source], backend="cpu")
-    assert own_bytes(spec, source) == sum(len(path.read_text()) for path in texts)
+    assert own_bytes(spec, source, True) == sum(len(path.read_text()) for path in texts)
 
 
 def test_generated_sources_count(workshop):
@@ -34,15 +34,17 @@ def test_generated_sources_count(workshop):
     source, header = folder / "unit.cpp", folder / "config.inc"
     generated = {source: '#include "config.inc"\n', header: "x" * 500}
     spec = gen_jit_spec("op", [source], backend="cpu", generated=generated)
-    assert own_bytes(spec, source) == sum(map(len, generated.values()))
+    assert own_bytes(spec, source, True) == sum(map(len, generated.values()))
 
 
 def test_launchers_count_without_kernels(toolkit, workshop):
     """Kernels that a launcher includes for other compilers are not part of it; units of kernels come first."""
     spec = gen_norm_module("cuda")
     launcher, binding = spec.sources[:2]
-    kernels = max(own_bytes(spec, source) for source in spec.sources[2:])
-    assert own_bytes(spec, binding) < own_bytes(spec, launcher) < kernels
+    kernels = max(own_bytes(spec, source, True) for source in spec.sources[2:])
+    assert (
+        own_bytes(spec, binding, False) < own_bytes(spec, launcher, False) < kernels < own_bytes(spec, launcher, True)
+    )
     assert started(spec)[-2:] == [launcher.name, binding.name]
 
 
