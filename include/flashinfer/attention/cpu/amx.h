@@ -99,14 +99,14 @@ inline void Multiply16(const void* a, int64_t lda, const uint32_t* b, int64_t ld
 
 }  // namespace amx
 
-template <typename Params, typename Variant, bool PAGED>
+template <typename Params, typename Operands>
 class MatrixProducts {
  public:
   static constexpr bool SUPPORTED =
       std::is_same_v<typename Params::DTypeQ, bfloat16_t> && std::is_same_v<typename Params::DTypeKV, bfloat16_t> &&
       Params::POS_ENCODING != PosEncodingMode::kRoPELlama && Params::HEAD_DIM_QK % 32 == 0 &&
-      Params::HEAD_DIM_PE % 32 == 0 && Params::HEAD_DIM_VO % 32 == 0 && KeepsQueries<Params, Variant>() &&
-      KeepsKeys<Params, Variant>();
+      Params::HEAD_DIM_PE % 32 == 0 && Params::HEAD_DIM_VO % 32 == 0 && KeepsQueries<Params, Operands>() &&
+      KeepsKeys<Params, Operands>();
   static constexpr int MOST_DIRECT = 2;  ///< number of rows up to which DirectProducts is faster (heads of 128)
 
   static int64_t ScratchSize(int tile) {
@@ -125,7 +125,7 @@ class MatrixProducts {
     std::memset(zeros_, 0, D_VO * sizeof(bfloat16_t));
   }
 
-  void LoadQueries(Variant&, const WorkItem& item, const TileRows& rows, int32_t) {
+  FLASHINFER_OUTLINED void LoadQueries(Operands&, const WorkItem& item, const TileRows& rows, int32_t) {
     for (int32_t r = 0; r < rows.count; ++r) {
       const int64_t token = item.qo_begin + rows.token[r], head = rows.head[r];
       bfloat16_t* row = q_ + int64_t(r) * D_QK;
@@ -136,7 +136,9 @@ class MatrixProducts {
     }
   }
 
-  void LoadKeys(Variant&, const KeyAddress<Params, PAGED>& keys, int32_t j, int32_t count, int32_t end) {
+  template <bool PAGED>
+  FLASHINFER_OUTLINED void LoadKeys(Operands&, const KeyAddress<Params, PAGED>& keys, int32_t j, int32_t count,
+                                    int32_t end) {
     for (int32_t i = 0; i < count && j + i + BLOCK_KEYS < end; ++i) keys.PrefetchRow(j + i + BLOCK_KEYS);
     for (int32_t base = 0; base < count; base += LANES) {
       const float *key[LANES], *rotary[LANES];  // words of two numbers; the last key is repeated beyond the end
@@ -205,14 +207,14 @@ class MatrixProducts {
 #endif
 
 /// Call f(Products) with the fastest class for this launch.
-template <typename Params, typename Variant, bool PAGED, typename F>
+template <typename Params, typename Operands, typename F>
 inline void ChooseProducts(const F& f) {
 #ifdef FLASHINFER_AMX
-  if constexpr (MatrixProducts<Params, Variant, PAGED>::SUPPORTED) {
-    if (amx::Enabled()) return f(static_cast<MatrixProducts<Params, Variant, PAGED>*>(nullptr));
+  if constexpr (MatrixProducts<Params, Operands>::SUPPORTED) {
+    if (amx::Enabled()) return f(static_cast<MatrixProducts<Params, Operands>*>(nullptr));
   }
 #endif
-  f(static_cast<FloatProducts<Params, Variant, PAGED>*>(nullptr));
+  f(static_cast<FloatProducts<Params, Operands>*>(nullptr));
 }
 
 }  // namespace attention

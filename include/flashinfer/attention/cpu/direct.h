@@ -22,31 +22,33 @@ inline Vec SumOfEach(Vec* v) {
   }
 }
 
-template <typename Params, typename Variant, bool PAGED>
+template <typename Params, typename Operands>
 class DirectProducts {
  public:
   using T = typename Params::DTypeKV;
   static constexpr bool SUPPORTED =
       !std::is_same_v<T, uint8_t> && !Params::SHARED_KV && Params::POS_ENCODING != PosEncodingMode::kRoPELlama &&
-      Params::HEAD_DIM_QK % LANES == 0 && Params::HEAD_DIM_VO % LANES == 0 && KeepsKeys<Params, Variant>();
+      Params::HEAD_DIM_QK % LANES == 0 && Params::HEAD_DIM_VO % LANES == 0 && KeepsKeys<Params, Operands>();
 
   static int64_t ScratchSize(int tile) { return ScratchCursor::Round(int64_t(tile) * D_QK); }
 
   DirectProducts(const Params& params, int tile, ScratchCursor& scratch)
       : params_(params), q_(scratch.Take(int64_t(tile) * D_QK)) {}
 
-  void LoadQueries(Variant& variant, const WorkItem& item, const TileRows& rows, int32_t) {
+  FLASHINFER_OUTLINED void LoadQueries(Operands& operands, const WorkItem& item, const TileRows& rows, int32_t) {
     for (int32_t r = 0; r < rows.count; ++r) {
       const int64_t token = item.qo_begin + rows.token[r], head = rows.head[r];
       float* row = q_ + int64_t(r) * D_QK;
       LoadRow(params_.q + token * params_.q_stride_n + head * params_.q_stride_h, D_QK, row);
-      for (int d = 0; d < D_QK; ++d) row[d] = variant.QueryTransform(params_, row[d]);
+      for (int d = 0; d < D_QK; ++d) row[d] = operands.QueryTransform(params_, row[d]);
     }
     following_ = -1;
   }
 
   /// Look up `count` keys from j on, and the keys after them, which the products prefetch.
-  void LoadKeys(Variant&, const KeyAddress<Params, PAGED>& keys, int32_t j, int32_t count, int32_t end) {
+  template <bool PAGED>
+  FLASHINFER_OUTLINED void LoadKeys(Operands&, const KeyAddress<Params, PAGED>& keys, int32_t j, int32_t count,
+                                    int32_t end) {
     if (following_ == j) {
       std::swap(now_, next_);
     } else {
@@ -91,6 +93,7 @@ class DirectProducts {
     if (row < rows) f(std::integral_constant<int, 1>{}, row);
   }
 
+  template <bool PAGED>
   static void Find(Places& places, const KeyAddress<Params, PAGED>& keys, int32_t j, int32_t count) {
     places.count = std::max(count, 0);
     for (int32_t i = 0; i < places.count; ++i) {
@@ -109,7 +112,9 @@ class DirectProducts {
         key[k] = now_.key[std::min(i + k, count_ - 1)];
         if (asks && i + k < next_.count) Prefetch<D_QK* int(sizeof(T))>(next_.key[i + k]);
       }
-      Vec sum[LANES] = {};
+      Vec sum[LANES];
+      FLASHINFER_UNROLL
+      for (int i = 0; i < LANES; ++i) sum[i] = Vec{};
       for (int d = 0; d < D_QK; d += LANES) {
         Vec x[KEYS];
         for (int k = 0; k < KEYS; ++k) x[k] = cpu::Load(key[k] + d);
@@ -130,14 +135,18 @@ class DirectProducts {
     AddColumns<ROWS, std::min(MOST, VECTORS)>(p, scale, count, o, 0, asks);
     int column = std::min(MOST, VECTORS);
     for (; column + MOST <= VECTORS; column += MOST) AddColumns<ROWS, MOST>(p, scale, count, o, column, false);
-    for (; column < VECTORS; ++column) AddColumns<ROWS, 1>(p, scale, count, o, column, false);
+    if constexpr (VECTORS > MOST && VECTORS % MOST != 0) {
+      for (; column < VECTORS; ++column) AddColumns<ROWS, 1>(p, scale, count, o, column, false);
+    }
   }
 
   /// Compute COLUMNS vectors of ROWS rows of o = o * scale + p v, from vector `first` on.
   template <int ROWS, int COLUMNS>
   void AddColumns(const float* p, const float* scale, int32_t count, float* o, int first, bool asks) const {
     Vec sum[ROWS][COLUMNS];
+    FLASHINFER_UNROLL
     for (int r = 0; r < ROWS; ++r) {
+      FLASHINFER_UNROLL
       for (int c = 0; c < COLUMNS; ++c) sum[r][c] = cpu::Load(o + r * D_VO + (first + c) * LANES) * scale[r];
     }
     for (int i = 0; i < count; ++i) {
@@ -148,7 +157,9 @@ class DirectProducts {
         for (int c = 0; c < COLUMNS; ++c) sum[r][c] += p[r * BLOCK_KEYS + i] * x[c];
       }
     }
+    FLASHINFER_UNROLL
     for (int r = 0; r < ROWS; ++r) {
+      FLASHINFER_UNROLL
       for (int c = 0; c < COLUMNS; ++c) cpu::Store(o + r * D_VO + (first + c) * LANES, sum[r][c]);
     }
   }

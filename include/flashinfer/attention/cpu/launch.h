@@ -4,8 +4,6 @@
 // threads.
 //   test  pytest tests/attention/test_native.py      bench  python benchmarks/bench_decode.py
 #pragma once
-#include <memory>
-
 #include "tile.h"
 
 namespace flashinfer {
@@ -19,7 +17,7 @@ inline void ForEachBlock(int32_t blocks, const Make& make, const Body& body) {
   {
     auto runner = make();
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int32_t block = 0; block < blocks; ++block) body(*runner, block);
+    for (int32_t block = 0; block < blocks; ++block) body(runner, block);
   }
 }
 
@@ -36,11 +34,11 @@ WorkItem SingleRequestItem(const Params& params, const WorkList& work, int32_t t
 }
 
 template <typename Runner, typename Params>
-void RunWork(const Params& params, const WorkList& work, int32_t tile) {
+FLASHINFER_OUTLINED void RunWork(const Params& params, const WorkList& work, int32_t tile, bool is_paged) {
   const int32_t heads = params.num_kv_heads;
   int32_t blocks = work.blocks;
   if (work.items != nullptr) blocks = work.has_shares ? *work.num_items : std::min(blocks, *work.num_items * heads);
-  auto make = [&] { return std::make_unique<Runner>(params, work, tile); };
+  auto make = [&] { return Runner(params, work, tile, is_paged); };
   ForEachBlock(blocks, make, [&](Runner& runner, int32_t block) {
     if (work.items == nullptr) {
       const int32_t head = block % heads, chunk = block / heads % work.single_request.chunks;
@@ -59,8 +57,8 @@ void RunWork(const Params& params, const WorkList& work, int32_t tile) {
 
 /// Merge the slots of one tile and head.
 template <typename Params, typename Variant>
-void MergeTile(const Params& params, const WorkList& work, int32_t tile, const MergeItem& item, int32_t kv_head,
-               int32_t first_slot) {
+FLASHINFER_OUTLINED void MergeTile(const Params& params, const WorkList& work, int32_t tile, const MergeItem& item,
+                                   int32_t kv_head, int32_t first_slot) {
   constexpr int D = Params::HEAD_DIM_VO;
   const int32_t group = int32_t(params.group.divisor);
   const int32_t rows = std::min(tile, item.qo_len * group - item.row_begin);
@@ -88,7 +86,7 @@ void MergeTile(const Params& params, const WorkList& work, int32_t tile, const M
 }
 
 template <typename Params, typename Variant>
-void RunMerges(const Params& params, const WorkList& work, int32_t tile) {
+FLASHINFER_OUTLINED void RunMerges(const Params& params, const WorkList& work, int32_t tile) {
   const int32_t heads = params.num_kv_heads;
   if (work.items == nullptr) {
     for (int32_t block = 0; block < work.merge_blocks; ++block) {
@@ -123,10 +121,9 @@ int MaxActiveBlocks() {
 template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
 Status LaunchAttention(const Params& params, const WorkList& work, bool, Stream) {
   using V = Variant<ALL_MASKED>;
-  constexpr bool HAS_DIRECT = TILE == DECODE_TILE && DirectProducts<Params, V, PAGED>::SUPPORTED;
-  ChooseProducts<Params, V, PAGED>([&](auto* products) {
+  ChooseProducts<Params, OperandsOf<Params, V>>([&](auto* products) {
     using Products = std::remove_pointer_t<decltype(products)>;
-    RunWork<MixedRunner<Params, V, PAGED, Products, HAS_DIRECT>>(params, work, TILE);
+    RunWork<TileRunner<Params, V, Products>>(params, work, TILE, PAGED);
   });
   return 0;
 }

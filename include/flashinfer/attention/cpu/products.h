@@ -34,13 +34,18 @@ constexpr bool KeepsKeys() {
   return std::is_same_v<decltype(&Variant::template KeyTransform<Params, float>), OperandHook<Params>>;
 }
 
+/// What the products need of a variant: its hooks for queries and keys. Variants without them share one set of products.
+template <typename Params, typename Variant>
+using OperandsOf =
+    std::conditional_t<KeepsQueries<Params, Variant>() && KeepsKeys<Params, Variant>(), AttentionVariantBase, Variant>;
+
 /// Query token and head of each row of a tile.
 struct TileRows {
   int32_t count;
   const int32_t *token, *head;
 };
 
-template <typename Params, typename Variant, bool PAGED>
+template <typename Params, typename Operands>
 class FloatProducts {
  public:
   static constexpr int MOST_DIRECT = 8;  ///< number of rows up to which DirectProducts is faster (heads of 128)
@@ -57,7 +62,7 @@ class FloatProducts {
         v_(scratch.Take(BLOCK_KEYS * LD_VO)),
         rows_(scratch.Take(LANES * LD_QK)) {}
 
-  void LoadQueries(Variant& variant, const WorkItem& item, const TileRows& rows, int32_t kv_len) {
+  FLASHINFER_OUTLINED void LoadQueries(Operands& operands, const WorkItem& item, const TileRows& rows, int32_t kv_len) {
     constexpr int PE = Params::HEAD_DIM_PE;
     for (int32_t r = 0; r < rows.count; ++r) {
       const int64_t token = item.qo_begin + rows.token[r], head = rows.head[r];
@@ -70,12 +75,14 @@ class FloatProducts {
         if (r == 0 || rows.token[r] != rows.token[r - 1]) rotation_.Seek(rows.token[r] + kv_len - item.qo_len);
         rotation_.Apply(row);
       }
-      for (int d = 0; d < D_QK; ++d) row[d] = variant.QueryTransform(params_, row[d]);
+      for (int d = 0; d < D_QK; ++d) row[d] = operands.QueryTransform(params_, row[d]);
     }
   }
 
   /// Load `count` keys from j on and their values, and prefetch the next block.
-  void LoadKeys(Variant& variant, const KeyAddress<Params, PAGED>& keys, int32_t j, int32_t count, int32_t end) {
+  template <bool PAGED>
+  FLASHINFER_OUTLINED void LoadKeys(Operands& operands, const KeyAddress<Params, PAGED>& keys, int32_t j, int32_t count,
+                                    int32_t end) {
     if constexpr (ROTATES) rotation_.Seek(j);
     for (int32_t base = 0; base < count; base += LANES) {
       for (int32_t i = base; i < std::min(base + LANES, count); ++i) {
@@ -91,7 +98,7 @@ class FloatProducts {
           rotation_.Apply(row);
           rotation_.Advance();
         }
-        for (int d = 0; d < D_QK; ++d) row[d] = variant.KeyTransform(params_, row[d]);
+        for (int d = 0; d < D_QK; ++d) row[d] = operands.KeyTransform(params_, row[d]);
       }
       const float* from[LANES];
       for (int i = 0; i < LANES; ++i) from[i] = rows_ + i * LD_QK;
