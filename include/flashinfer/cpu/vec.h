@@ -2,17 +2,15 @@
 // One SIMD register of floats, and how the storage types get into it and out of it.
 // Vec is a vector of the compiler's (GCC and Clang: + - * / < ?: and literals work lane by lane), as wide as the widest
 // register the target has; without SIMD the same code is lowered to scalars. Only half precision, and fp8 by way of it,
-// is spelled with intrinsics: no compiler finds F16C by itself before GCC 13. (And, in top_k_bound.h, compares that
-// give bits.)
+// is spelled with intrinsics (x86.h): no compiler finds F16C by itself before GCC 13. (And, in top_k_bound.h, compares
+// that give bits.)
 #pragma once
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
 
 #include "scalar.h"
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
+#include "x86.h"
 
 namespace flashinfer {
 namespace cpu {
@@ -63,11 +61,11 @@ inline UintVec Widen(const Storage* from) {
 }
 
 #if defined(__AVX512F__)
-// One instruction, which GCC 12 does not find: it widens two halves and joins them. Here and below "maskz" with every
-// lane on, because the plain forms make GCC 12 warn about its own header.
+// One instruction, which GCC 12 does not find: it widens two halves and joins them.
 inline UintVec Widen(const uint16_t* from) {
-  const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return reinterpret_cast<UintVec>(_mm512_maskz_cvtepu16_epi32(0xFFFF, packed));
+  x86::Shorts packed;
+  std::memcpy(&packed, from, sizeof(packed));
+  return reinterpret_cast<UintVec>(x86::WidenShorts(packed));
 }
 #endif
 
@@ -93,28 +91,11 @@ inline void Store(SmallFloat<Format>* to, const Vec& v) {
 #if defined(__F16C__)
 typedef uint16_t ShortVec __attribute__((vector_size(LANES * 2)));  ///< bits of half precision
 
-#if defined(__AVX512F__)
-inline Vec FromHalf(const ShortVec& bits) {
-  return reinterpret_cast<Vec>(_mm512_maskz_cvtph_ps(0xFFFF, reinterpret_cast<__m256i>(bits)));
-}
-inline ShortVec ToHalf(const Vec& v) {
-  const __m512 x = reinterpret_cast<__m512>(v);
-  return reinterpret_cast<ShortVec>(_mm512_maskz_cvtps_ph(0xFFFF, x, _MM_FROUND_TO_NEAREST_INT));
-}
+inline Vec FromHalf(const ShortVec& bits) { return reinterpret_cast<Vec>(x86::FromHalf(x86::Shorts(bits))); }
+inline ShortVec ToHalf(const Vec& v) { return reinterpret_cast<ShortVec>(x86::ToHalf(x86::Floats(v))); }
 inline ShortVec WidenSigned(const uint8_t* from) {
-  return reinterpret_cast<ShortVec>(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+  return reinterpret_cast<ShortVec>(x86::WidenBytes(x86::LoadBytes(from)));
 }
-#else
-inline Vec FromHalf(const ShortVec& bits) {
-  return reinterpret_cast<Vec>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(bits)));
-}
-inline ShortVec ToHalf(const Vec& v) {
-  return reinterpret_cast<ShortVec>(_mm256_cvtps_ph(reinterpret_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
-}
-inline ShortVec WidenSigned(const uint8_t* from) {
-  return reinterpret_cast<ShortVec>(_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
-}
-#endif
 
 inline Vec Load(const float16* from) {
   ShortVec bits;
