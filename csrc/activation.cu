@@ -22,8 +22,8 @@ int64_t RowStride(const char* op, const char* name, const TensorView& t) {
     if (t.size(i) == 1) continue;
     if (rows == 1) stride = t.stride(i);
     if (t.stride(i) != rows * stride) {
-      TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".stride(" << i << ") must be " << rows * stride << " ("
-                                   << name << " must be contiguous, or rows at one distance), got " << t.stride(i);
+      FLASHINFER_THROW(ArgumentError) << op << ": " << name << ".stride(" << i << ") must be " << rows * stride << " ("
+                                      << name << " must be contiguous, or rows at one distance), got " << t.stride(i);
     }
     rows *= t.size(i);
   }
@@ -41,8 +41,8 @@ void RunActAndMul(const char* op, const TensorView& out, const TensorView& input
   Expect(op, "input", input).on_device().rank(1, 16).dtype({dl_float16, dl_bfloat16, dl_float32}).last_dim_contiguous();
   const int64_t width = input.size(-1), unit = 128 / input.dtype().bits;  // elements in 16 bytes
   if (width % unit != 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": input.shape[-1] must be a multiple of " << unit << " (16 bytes of "
-                                 << DTypeName(input.dtype()) << "), got " << width;
+    FLASHINFER_THROW(ArgumentError) << op << ": input.shape[-1] must be a multiple of " << unit << " (16 bytes of "
+                                    << input.dtype() << "), got " << width;
   }
   const Expect expect_out(op, "out", out);
   expect_out.same_device(input, "input").same_dtype(input, "input").rank(input.ndim());

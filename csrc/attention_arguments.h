@@ -23,8 +23,8 @@ class Arguments {
   /// `fixed` more, and those of the variant.
   void ExpectCount(int fixed) const {
     if (count_ - next_ != fixed + NUM_EXTRAS) {
-      TVM_FFI_THROW(TypeError) << function_ << ": arguments must be " << next_ + fixed << " and " << NUM_EXTRAS
-                               << " of the variant, got " << count_;
+      FLASHINFER_THROW(TypeError) << function_ << ": arguments must be " << next_ + fixed << " and " << NUM_EXTRAS
+                                  << " of the variant, got " << count_;
     }
   }
 
@@ -36,7 +36,7 @@ class Arguments {
   /// `rest` more, and none of the variant.
   void ExpectLast(int rest) const {
     if (count_ != next_ + rest) {
-      TVM_FFI_THROW(TypeError) << function_ << ": arguments must be " << next_ + rest << ", got " << count_;
+      FLASHINFER_THROW(TypeError) << function_ << ": arguments must be " << next_ + rest << ", got " << count_;
     }
   }
 
@@ -72,15 +72,16 @@ class ExtrasReader {
     last_ = tensor;
     if (!tensor.has_value()) {
       if (!is_optional) {
-        TVM_FFI_THROW(ArgumentError) << args_.function() << ": " << name
-                                     << " must be a tensor (only names that start with maybe are optional), got None";
+        FLASHINFER_THROW(ArgumentError)
+            << args_.function() << ": " << name
+            << " must be a tensor (only names that start with maybe are optional), got None";
       }
       return nullptr;
     }
     if (!IsReadAs<T>((*tensor).dtype())) {
-      TVM_FFI_THROW(ArgumentError) << args_.function() << ": " << name
-                                   << " must have the dtype that the variant declares (" << type << "), got "
-                                   << DTypeName((*tensor).dtype());
+      FLASHINFER_THROW(ArgumentError) << args_.function() << ": " << name
+                                      << " must have the dtype that the variant declares (" << type << "), got "
+                                      << (*tensor).dtype();
     }
     Expect(args_.function(), name, *tensor).same_device(q_, "q");
     return (*tensor).data_ptr<T>();
@@ -93,8 +94,9 @@ class ExtrasReader {
     } else {
       const int64_t value = args_.Next<int64_t>();
       if (int64_t(T(value)) != value || (T(value) < T(0)) != (value < 0)) {
-        TVM_FFI_THROW(ArgumentError) << args_.function() << ": " << name
-                                     << " must have the type that the variant declares (" << type << "), got " << value;
+        FLASHINFER_THROW(ArgumentError) << args_.function() << ": " << name
+                                        << " must have the type that the variant declares (" << type << "), got "
+                                        << value;
       }
       return T(value);
     }
@@ -103,14 +105,14 @@ class ExtrasReader {
   /// Store the address and strides of the scale factors of a cache, taken from the tensor just read.
   void ScaleFactors(const char* name, const uint8_t*& sf, int64_t& page, int64_t& n, int64_t& h) const {
     if (!last_.has_value()) {
-      TVM_FFI_THROW(ArgumentError) << args_.function() << ": " << name
-                                   << " must be a tensor (kv_cache_sf: a uint8 cache has scale factors), got None";
+      FLASHINFER_THROW(ArgumentError) << args_.function() << ": " << name
+                                      << " must be a tensor (kv_cache_sf: a uint8 cache has scale factors), got None";
     }
     const TensorView& t = *last_;
     Expect(args_.function(), name, t).rank(is_paged_ ? 4 : 3);
     if (t.stride(-1) != 1) {
-      TVM_FFI_THROW(ArgumentError) << args_.function() << ": " << name << " innermost stride must be 1, got "
-                                   << t.stride(-1);
+      FLASHINFER_THROW(ArgumentError) << args_.function() << ": " << name << " innermost stride must be 1, got "
+                                      << t.stride(-1);
     }
     const int first = is_paged_ ? 1 : 0;
     sf = t.data_ptr<uint8_t>();
@@ -131,7 +133,7 @@ template <typename... Args, size_t... I>
 Numbers CallForNumbers(const char* function, Numbers (*f)(Args...), const TVMFFIAny* args, int count,
                        std::index_sequence<I...>) {
   if (count != int(sizeof...(Args))) {
-    TVM_FFI_THROW(TypeError) << function << ": arguments must be " << sizeof...(Args) << ", got " << count;
+    FLASHINFER_THROW(TypeError) << function << ": arguments must be " << sizeof...(Args) << ", got " << count;
   }
   return f(ffi::Argument<std::decay_t<Args>>(function, args, I)...);
 }
@@ -145,18 +147,10 @@ Numbers CallForNumbers(const char* function, Numbers (*f)(Args...), const TVMFFI
 }  // namespace flashinfer
 
 /// Export a function of an Arguments cursor.
-#define FLASHINFER_EXPORT_RUN(name, function)                                                                   \
-  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny*) { \
-    TVM_FFI_SAFE_CALL_BEGIN();                                                                                  \
-    flashinfer::attention::Arguments cursor(#name, args, count);                                                \
-    function(cursor);                                                                                           \
-    TVM_FFI_SAFE_CALL_END();                                                                                    \
-  }
+#define FLASHINFER_EXPORT_RUN(name, function) \
+  FLASHINFER_EXPORT_BODY(name, flashinfer::attention::Arguments cursor(#name, args, count); function(cursor))
 
 /// Export a function that returns a list of numbers.
-#define FLASHINFER_EXPORT_PLAN(name, function)                                                                         \
-  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) { \
-    TVM_FFI_SAFE_CALL_BEGIN();                                                                                         \
-    *reinterpret_cast<tvm::ffi::Any*>(result) = flashinfer::attention::CallForNumbers(#name, function, args, count);   \
-    TVM_FFI_SAFE_CALL_END();                                                                                           \
-  }
+#define FLASHINFER_EXPORT_PLAN(name, function)                             \
+  FLASHINFER_EXPORT_BODY(name, *reinterpret_cast<tvm::ffi::Any*>(result) = \
+                                   flashinfer::attention::CallForNumbers(#name, function, args, count))

@@ -21,8 +21,8 @@ static_assert(std::is_trivially_copyable_v<Record>, "kept as bytes");
 /// Address of a record: a CPU tensor of bytes, large enough.
 inline void* RecordAddress(const char* op, const TensorView& t, int64_t bytes = sizeof(Record)) {
   if (t.device().device_type != kDLCPU || t.numel() < bytes || t.dtype().bits != 8) {
-    TVM_FFI_THROW(ArgumentError) << op << ": record must have " << bytes << " bytes on the CPU, got " << t.numel()
-                                 << " elements";
+    FLASHINFER_THROW(ArgumentError) << op << ": record must have " << bytes << " bytes on the CPU, got " << t.numel()
+                                    << " elements";
   }
   return t.data_ptr();
 }
@@ -36,7 +36,7 @@ inline Record ReadRecord(const char* op, const TensorView& from) {
   Record record;
   std::memcpy(&record, RecordAddress(op, from), sizeof(Record));
   if (record.bytes != sizeof(Record)) {
-    TVM_FFI_THROW(ArgumentError) << op << ": the record must be what record_run wrote, got an empty one";
+    FLASHINFER_THROW(ArgumentError) << op << ": the record must be what record_run wrote, got an empty one";
   }
   return record;
 }
@@ -62,7 +62,7 @@ class Pages {
   Pages(const TensorView& t, int half, int64_t layout) {
     const int rank = half < 0 ? t.ndim() : t.ndim() - 1;
     if ((rank != 3 && rank != 4) || (half >= 0 && t.size(1) != 2)) {
-      TVM_FFI_THROW(ArgumentError) << "the cache must have pages in 3 to 5 dimensions, got " << t.ndim();
+      FLASHINFER_THROW(ArgumentError) << "the cache must have pages in 3 to 5 dimensions, got " << t.ndim();
     }
     const int one = rank == 4 ? -1 : layout == 0 ? 1 : 2;  // where a page's only token goes
     for (int from = 0, to = 0; to < 4; ++to) {
@@ -95,8 +95,8 @@ inline void RefuseCapture(const char* op, Stream stream) {
 #ifndef FLASHINFER_CPU
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) {
-    TVM_FFI_THROW(ArgumentError) << op
-                                 << ": the record must be one for captures, got another while a CUDA graph is captured";
+    FLASHINFER_THROW(ArgumentError)
+        << op << ": the record must be one for captures, got another while a CUDA graph is captured";
   }
 #endif
 }
@@ -128,7 +128,7 @@ template <typename P = Params>
 void GiveTensors(const char* op, Record& record, const Repetition& given, bool same_strides) {
   const auto& [q, k, v, o, lse, sm_scale, enable_pdl] = given;
   CheckedCall& call = record.call;
-  if (!call.is_paged && !v.has_value()) TVM_FFI_THROW(ArgumentError) << op << ": v must be a tensor, got None";
+  if (!call.is_paged && !v.has_value()) FLASHINFER_THROW(ArgumentError) << op << ": v must be a tensor, got None";
   P& p = call.params;
   const P before = p;
   Expect(op, "q", q).rank(3);
@@ -148,7 +148,7 @@ void GiveTensors(const char* op, Record& record, const Repetition& given, bool s
       p.num_kv_heads != before.num_kv_heads || p.kv_len != before.kv_len ||
       (same_strides &&
        (p.k_stride_page != p.v_stride_page || p.k_stride_n != p.v_stride_n || p.k_stride_h != p.v_stride_h))) {
-    TVM_FFI_THROW(ArgumentError) << op << ": tensors must have the shapes that were recorded, got others";
+    FLASHINFER_THROW(ArgumentError) << op << ": tensors must have the shapes that were recorded, got others";
   }
   if (!record.is_capturable) RefuseCapture(op, get_stream(call.device));
 }

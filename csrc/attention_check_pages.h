@@ -15,13 +15,13 @@ void CheckPageIds(const char* op, const Params& p, int64_t batch_size, int64_t n
     const int64_t end = begin + (keys + int64_t(p.page_size.divisor) - 1) / int64_t(p.page_size.divisor);
     if (keys <= 0) continue;
     if (begin < 0 || end > num_ids) {
-      TVM_FFI_THROW(ArgumentError) << op << ": the pages of request " << request << " must be at 0 to " << num_ids - 1
-                                   << " of kv_indices, got " << begin << " to " << end - 1;
+      FLASHINFER_THROW(ArgumentError) << op << ": the pages of request " << request << " must be at 0 to "
+                                      << num_ids - 1 << " of kv_indices, got " << begin << " to " << end - 1;
     }
     for (int64_t i = begin; i < end; ++i) {
       if (p.kv_indices[i] < 0 || p.kv_indices[i] >= num_pages) {
-        TVM_FFI_THROW(ArgumentError) << op << ": kv_indices[" << i << "] must be 0 to " << num_pages - 1
-                                     << " (the cache has " << num_pages << " pages), got " << p.kv_indices[i];
+        FLASHINFER_THROW(ArgumentError) << op << ": kv_indices[" << i << "] must be 0 to " << num_pages - 1
+                                        << " (the cache has " << num_pages << " pages), got " << p.kv_indices[i];
       }
     }
   }

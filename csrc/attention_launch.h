@@ -42,8 +42,8 @@ inline void CheckReach([[maybe_unused]] const char* op, [[maybe_unused]] const c
   for (int i = 0; i < t.ndim() - 1; ++i) last += (t.size(i) - 1) * StrideOf(t, i);
   const int64_t bytes = last * t.dtype().bits / 8;
   if (!IS_NVFP4 && bytes >= REACH) {
-    TVM_FFI_THROW(ArgumentError) << op << ": the last row of " << name << " must be less than " << REACH
-                                 << " bytes behind the first (what kernels can address), got " << bytes;
+    FLASHINFER_THROW(ArgumentError) << op << ": the last row of " << name << " must be less than " << REACH
+                                    << " bytes behind the first (what kernels can address), got " << bytes;
   }
 #endif
 }
@@ -75,12 +75,12 @@ inline void SetQueries(Params& p, const char* op, const TensorView& q, const Ten
 
 inline void SetHeads(Params& p, const char* op, int64_t num_kv_heads) {
   if (num_kv_heads <= 0 || p.num_qo_heads % num_kv_heads != 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": q must have a multiple of " << num_kv_heads
-                                 << " heads (the heads of k), got " << p.num_qo_heads;
+    FLASHINFER_THROW(ArgumentError) << op << ": q must have a multiple of " << num_kv_heads
+                                    << " heads (the heads of k), got " << p.num_qo_heads;
   }
   if (num_kv_heads > INT16_MAX) {
-    TVM_FFI_THROW(ArgumentError) << op << ": k must have at most " << INT16_MAX
-                                 << " heads (what a work item can name), got " << num_kv_heads;
+    FLASHINFER_THROW(ArgumentError) << op << ": k must have at most " << INT16_MAX
+                                    << " heads (what a work item can name), got " << num_kv_heads;
   }
   p.num_kv_heads = int32_t(num_kv_heads);
   p.kv_heads = FastDivisor(uint32_t(num_kv_heads));
@@ -118,8 +118,8 @@ inline const int32_t* Indices(const char* op, const char* name, const TensorView
                               int64_t count) {
   Expect(op, name, t).same_device(q, "q").dtype({dl_int32}).rank(1).contiguous();
   if (t.size(0) < count) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " must have at least " << count << " elements, got "
-                                 << t.size(0);
+    FLASHINFER_THROW(ArgumentError) << op << ": " << name << " must have at least " << count << " elements, got "
+                                    << t.size(0);
   }
   return t.data_ptr<int32_t>();
 }
@@ -128,8 +128,8 @@ inline const int32_t* Indices(const char* op, const char* name, const TensorView
 
 inline PlanInfo ReadPlan(const char* op, const Numbers& numbers) {
   if (numbers.size() != PLAN_INFO_SIZE) {
-    TVM_FFI_THROW(ArgumentError) << op << ": plan_info must have " << PLAN_INFO_SIZE
-                                 << " numbers (what plan() returned), got " << numbers.size();
+    FLASHINFER_THROW(ArgumentError) << op << ": plan_info must have " << PLAN_INFO_SIZE
+                                    << " numbers (what plan() returned), got " << numbers.size();
   }
   int64_t values[PLAN_INFO_SIZE];
   for (int i = 0; i < PLAN_INFO_SIZE; ++i) values[i] = numbers[i];
@@ -257,8 +257,8 @@ void DispatchMask(const char* op, bool wants_all, const F& f) {
   if constexpr (HAS_ALL_MASKED) {
     if (wants_all || !HAS_EDGE_MASKED) return f(std::true_type{});
   } else if (wants_all) {
-    TVM_FFI_THROW(ArgumentError) << op
-                                 << ": the mask must be None (the variant declares no maybe_custom_mask), got one";
+    FLASHINFER_THROW(ArgumentError) << op
+                                    << ": the mask must be None (the variant declares no maybe_custom_mask), got one";
   }
   if constexpr (HAS_EDGE_MASKED) f(std::false_type{});
 }
@@ -303,8 +303,8 @@ template <typename P = Params>
 void CheckScale(const char* op, const P& params) {
   if constexpr (HasScale<P>::value) {
     if (!(params.sm_scale > 0)) {
-      TVM_FFI_THROW(ArgumentError) << op << ": sm_scale must be a positive number (scales of q and k included), got "
-                                   << double(params.sm_scale);
+      FLASHINFER_THROW(ArgumentError) << op << ": sm_scale must be a positive number (scales of q and k included), got "
+                                      << double(params.sm_scale);
     }
   }
 }
@@ -400,7 +400,7 @@ template <typename P>
 void SetMaskMode(P& p, const char* op, int64_t mask_mode) {
   p.mask_mode = int32_t(mask_mode);
   if (mask_mode < 0 || mask_mode > int64_t(MaskMode::kMultiItemScoring)) {
-    TVM_FFI_THROW(ArgumentError) << op << ": mask_mode must be 0 to 3, got " << mask_mode;
+    FLASHINFER_THROW(ArgumentError) << op << ": mask_mode must be 0 to 3, got " << mask_mode;
   }
   if (mask_mode != int64_t(MaskMode::kMultiItemScoring)) return;
   bool has_items = false;
@@ -409,7 +409,7 @@ void SetMaskMode(P& p, const char* op, int64_t mask_mode) {
   }
   if constexpr (HasMask<P>::value) p.maybe_custom_mask = nullptr;
   if (!has_items) {
-    TVM_FFI_THROW(ArgumentError)
+    FLASHINFER_THROW(ArgumentError)
         << op << ": prefix_len_ptr or token_pos_in_items_ptr must be tensors (multi-item scoring), got None";
   }
 }

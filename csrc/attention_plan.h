@@ -23,12 +23,12 @@ inline int64_t ByteSize(const TensorView& t) { return t.numel() * ((t.dtype().bi
 /// Return the address of at least `count` int32 numbers on the host.
 inline const int32_t* HostArray(const char* op, const char* name, const TensorView& t, int64_t count) {
   if (t.device().device_type != kDLCPU && t.device().device_type != kDLCUDAHost) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " must be on cpu, got " << DeviceName(t.device());
+    FLASHINFER_THROW(ArgumentError) << op << ": " << name << " must be on cpu, got " << t.device();
   }
   Expect(op, name, t).dtype({dl_int32}).contiguous();
   if (t.numel() < count) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " must have at least " << count << " elements, got "
-                                 << t.numel();
+    FLASHINFER_THROW(ArgumentError) << op << ": " << name << " must have at least " << count << " elements, got "
+                                    << t.numel();
   }
   return t.data_ptr<int32_t>();
 }
@@ -157,27 +157,29 @@ struct UniformInput {
 };
 
 inline void CheckInput(const char* op, const PlanInput& in) {
-  auto fail = [&](const std::string& text) { TVM_FFI_THROW(ArgumentError) << op << ": " << text; };
   if (in.num_kv_heads <= 0 || in.num_qo_heads <= 0 || in.num_qo_heads % in.num_kv_heads != 0) {
-    fail("num_qo_heads must be a multiple of num_kv_heads = " + std::to_string(in.num_kv_heads) + ", got " +
-         std::to_string(in.num_qo_heads));
+    FLASHINFER_THROW(ArgumentError) << op << ": num_qo_heads must be a multiple of num_kv_heads = " << in.num_kv_heads
+                                    << ", got " << in.num_qo_heads;
   }
-  if (in.page_size <= 0) fail("page_size must be at least 1, got " + std::to_string(in.page_size));
+  if (in.page_size <= 0) {
+    FLASHINFER_THROW(ArgumentError) << op << ": page_size must be at least 1, got " << in.page_size;
+  }
   const int32_t first_row = in.qo_indptr != nullptr ? in.qo_indptr[0] : 0;
   if (in.batch_size > 0 && (in.kv_indptr[0] < 0 || first_row < 0)) {
-    fail("indptr must begin with 0 or more, got " + std::to_string(std::min(in.kv_indptr[0], first_row)));
+    FLASHINFER_THROW(ArgumentError) << op << ": indptr must begin with 0 or more, got "
+                                    << std::min(in.kv_indptr[0], first_row);
   }
   for (int32_t b = 0; b < in.batch_size; ++b) {
     const int64_t pages = int64_t(in.kv_indptr[b + 1]) - in.kv_indptr[b];
     const int64_t rows = in.qo_indptr != nullptr ? int64_t(in.qo_indptr[b + 1]) - in.qo_indptr[b] : 0;
     const int64_t keys = in.kv_lens != nullptr ? in.kv_lens[b] : 0;
     if (rows < 0 || pages < 0 || keys < 0) {
-      fail("indptr must not decrease, got request " + std::to_string(b) + " with " + std::to_string(rows) + " rows, " +
-           std::to_string(pages) + " pages and " + std::to_string(keys) + " keys");
+      FLASHINFER_THROW(ArgumentError) << op << ": indptr must not decrease, got request " << b << " with " << rows
+                                      << " rows, " << pages << " pages and " << keys << " keys";
     }
     if (pages > 0 && keys > pages * in.page_size) {
-      fail("request " + std::to_string(b) + " must have at most " + std::to_string(pages * in.page_size) +
-           " keys (its pages), got " + std::to_string(keys));
+      FLASHINFER_THROW(ArgumentError) << op << ": request " << b << " must have at most " << pages * in.page_size
+                                      << " keys (its pages), got " << keys;
     }
   }
 }
@@ -208,8 +210,8 @@ inline Numbers WorkspaceSize(const char* op, const PlanInput& in) {
 
 inline void CheckSize(const char* op, const char* name, const TensorView& buffer, int64_t needed) {
   if (ByteSize(buffer) < needed) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " must have at least " << needed
-                                 << " bytes (what this plan needs), got " << ByteSize(buffer);
+    FLASHINFER_THROW(ArgumentError) << op << ": " << name << " must have at least " << needed
+                                    << " bytes (what this plan needs), got " << ByteSize(buffer);
   }
 }
 
@@ -228,8 +230,8 @@ class PlanCopy {
   void Send(int64_t bytes, const Write& write) {
     char* const from = staging_.Room(bytes);
     if (from == nullptr) {
-      TVM_FFI_THROW(RuntimeError) << op_ << ": pinned memory must be available for a plan of " << bytes
-                                  << " bytes, got none";
+      FLASHINFER_THROW(RuntimeError) << op_ << ": pinned memory must be available for a plan of " << bytes
+                                     << " bytes, got none";
     }
     write(from);
     const Stream stream = get_stream(int_ws_.device());
@@ -241,8 +243,8 @@ class PlanCopy {
   static StagingPool<CudaStaging>& PoolOf(const char* op, const TensorView& int_ws) {
     StagingPool<CudaStaging>* const pool = StagingPoolOf(int_ws.device().device_id);
     if (pool == nullptr) {
-      TVM_FFI_THROW(ArgumentError) << op << ": int_workspace_buffer must be on a device below 64, got "
-                                   << DeviceName(int_ws.device());
+      FLASHINFER_THROW(ArgumentError) << op << ": int_workspace_buffer must be on a device below 64, got "
+                                      << int_ws.device();
     }
     return *pool;
   }

@@ -127,8 +127,8 @@ static CheckedCall Check(Arguments& args) {
   p.window_left = int32_t(window_left);
   p.mask_mode = int32_t(p.qo_len > 1 ? MaskMode::kCausal : MaskMode::kNone);
   if (p.qo_len * batch_size != q.size(0)) {
-    TVM_FFI_THROW(ArgumentError) << OP << ": q.shape[0] must be a multiple of " << batch_size
-                                 << " (the requests of kv_indptr), got " << q.size(0);
+    FLASHINFER_THROW(ArgumentError) << OP << ": q.shape[0] must be a multiple of " << batch_size
+                                    << " (the requests of kv_indptr), got " << q.size(0);
   }
   CheckedCall call = CallOf(OP, p, info, float_ws, int_ws, q);
   call.layout = int32_t(layout);
@@ -163,8 +163,8 @@ void batch_decode_replan(Arguments& args) {
   Record record = ReadRecord(OP, plan.memory);
   const int64_t batch_size = plan.kv_indptr.numel() - 1;
   if (record.call.params.qo_len * batch_size != given.q.size(0)) {
-    TVM_FFI_THROW(ArgumentError) << OP << ": q.shape[0] must be " << record.call.params.qo_len << " for each of "
-                                 << batch_size << " requests, got " << given.q.size(0);
+    FLASHINFER_THROW(ArgumentError) << OP << ": q.shape[0] must be " << record.call.params.qo_len << " for each of "
+                                    << batch_size << " requests, got " << given.q.size(0);
   }
   const CheckedCall call = plan.Call(OP, record, given, batch_size, SAME_STRIDES);
   Launch<false, true>(OP, call);

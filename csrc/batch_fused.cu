@@ -82,8 +82,8 @@ FusedCall Check(Arguments& args) {
   SetMaskMode(p, OP, mask_mode);
 
   if (numbers.size() != FUSED_INFO_SIZE) {
-    TVM_FFI_THROW(ArgumentError) << OP << ": plan_info must have " << FUSED_INFO_SIZE
-                                 << " numbers (what plan() returned), got " << numbers.size();
+    FLASHINFER_THROW(ArgumentError) << OP << ": plan_info must have " << FUSED_INFO_SIZE
+                                    << " numbers (what plan() returned), got " << numbers.size();
   }
   int64_t values[FUSED_INFO_SIZE];
   for (int i = 0; i < FUSED_INFO_SIZE; ++i) values[i] = numbers[i];

@@ -60,7 +60,7 @@ void SetRotary(Params& p, const TensorView& q, const Optional<TensorView>& q_pe,
                const Optional<TensorView>& kpe) {
   if constexpr (Params::HEAD_DIM_PE > 0) {
     if (!q_pe.has_value() || !kpe.has_value()) {
-      TVM_FFI_THROW(ArgumentError) << OP << ": q_pe or kpe_cache must be tensors, got None";
+      FLASHINFER_THROW(ArgumentError) << OP << ": q_pe or kpe_cache must be tensors, got None";
     }
     const char* because = "head_dim_kpe of the module";
     Expect(OP, "q_pe", *q_pe).same_device(q, "q_nope").same_dtype(q, "q_nope").rank(3).last_dim_contiguous();
@@ -176,7 +176,7 @@ void batch_mla_rerun(TensorView record, TensorView q_nope, Optional<TensorView> 
              return_lse_base_on_e);
   if (lse.has_value()) Expect(OP, "lse", *lse).rank(2).dim(0, q_nope.size(0), "q_nope.shape[0]");
   if (!SameDevice(q_nope.device(), call.device) || q_nope.size(0) != call.rows) {
-    TVM_FFI_THROW(ArgumentError) << OP << ": q_nope must have the shape that was recorded, got another";
+    FLASHINFER_THROW(ArgumentError) << OP << ": q_nope must have the shape that was recorded, got another";
   }
   if (!kept.is_capturable) RefuseCapture(OP, get_stream(call.device));
   call.enable_pdl = enable_pdl;

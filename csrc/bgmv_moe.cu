@@ -67,8 +67,8 @@ void bgmv_moe_shrink(TensorView y, TensorView x, TensorView w_ptr, TensorView to
 #ifdef FLASHINFER_CPU  // a check on the GPU would have to synchronise
   for (int64_t i = 0; p.x_rows != nullptr && i < p.by.pairs; ++i) {
     if (p.by.Matrix<bfloat16_t>(0, i) != nullptr && p.x_rows[i] >= x.size(0)) {
-      TVM_FFI_THROW(ArgumentError) << op << ": rows must be less than " << x.size(0) << " (x.shape[0]), got "
-                                   << p.x_rows[i] << " for pair " << i;
+      FLASHINFER_THROW(ArgumentError) << op << ": rows must be less than " << x.size(0) << " (x.shape[0]), got "
+                                      << p.x_rows[i] << " for pair " << i;
     }
   }
 #endif
@@ -93,14 +93,14 @@ void bgmv_moe_expand(TensorView y, TensorView x, TensorView w_ptr, TensorView to
   p.slice_starts = Indices(op, "slice_start_loc", slice_starts, x);
   Expect(op, "slice_start_loc", slice_starts).dim(0, p.by.slices, "w_ptr.shape[0]");
   if (columns < 0 || columns > y.size(1)) {
-    TVM_FFI_THROW(ArgumentError) << op << ": output_slices[0] must be from 0 to " << y.size(1) << " (y.shape[1]), got "
-                                 << columns;
+    FLASHINFER_THROW(ArgumentError) << op << ": output_slices[0] must be from 0 to " << y.size(1)
+                                    << " (y.shape[1]), got " << columns;
   }
 #ifdef FLASHINFER_CPU  // a check on the GPU would have to synchronise
   for (int64_t s = 0; s < p.by.slices; ++s) {
     if (p.slice_starts[s] < 0 || p.slice_starts[s] + columns > y.size(1)) {
-      TVM_FFI_THROW(ArgumentError) << op << ": slice_start_loc must be from 0 to " << y.size(1) - columns
-                                   << " (y.shape[1] less output_slices[0]), got " << p.slice_starts[s];
+      FLASHINFER_THROW(ArgumentError) << op << ": slice_start_loc must be from 0 to " << y.size(1) - columns
+                                      << " (y.shape[1] less output_slices[0]), got " << p.slice_starts[s];
     }
   }
 #endif
@@ -115,8 +115,8 @@ void bgmv_moe_expand(TensorView y, TensorView x, TensorView w_ptr, TensorView to
     Expect(op, "order", order.value()).dim(0, p.by.pairs, "sorted_token_ids.shape[0]");
     Expect(op, "offsets", offsets.value()).dim(0, p.by.tokens + 1, "lora_indices.shape[0] + 1");
   } else if (finalize && p.by.tokens * top_k != p.by.pairs) {
-    TVM_FFI_THROW(ArgumentError) << op << ": sorted_token_ids must have top_k = " << top_k << " pairs for each of "
-                                 << p.by.tokens << " tokens, got " << p.by.pairs;
+    FLASHINFER_THROW(ArgumentError) << op << ": sorted_token_ids must have top_k = " << top_k << " pairs for each of "
+                                    << p.by.tokens << " tokens, got " << p.by.pairs;
   }
   p.y = Numbers(y);
   p.y_stride = y.stride(0);

@@ -23,7 +23,8 @@ struct Named {
 /// Validate a state: v of any rank, and s with one number for each row of v.
 void CheckState(const char* op, const Named& v, const Named& s) {
   if (v.t.size(-1) == 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << v.name << ".shape[-1] must be at least 1 (elements of a head), got 0";
+    FLASHINFER_THROW(ArgumentError) << op << ": " << v.name
+                                    << ".shape[-1] must be at least 1 (elements of a head), got 0";
   }
   Expect(op, v.name, v.t).last_dim_contiguous();
   const Expect expect(op, s.name, s.t);
@@ -78,8 +79,8 @@ void CheckOffsets(const char* op, const TensorView& indptr, int64_t num_states) 
   for (int64_t i = 0; i < indptr.size(0); ++i) {
     const int64_t low = i == 0 ? 0 : offsets[i - 1];
     if (offsets[i] < low || offsets[i] > num_states) {
-      TVM_FFI_THROW(ArgumentError) << op << ": indptr[" << i << "] must be an offset from " << low << " to "
-                                   << num_states << " (the number of states), got " << offsets[i];
+      FLASHINFER_THROW(ArgumentError) << op << ": indptr[" << i << "] must be an offset from " << low << " to "
+                                      << num_states << " (the number of states), got " << offsets[i];
     }
   }
 }

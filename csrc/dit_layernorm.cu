@@ -28,8 +28,8 @@ const flashinfer::bfloat16_t* Modulation(const char* op, const char* name, const
   Expect(op, name, view).numel(input.numel());
   const bool batches_follow = view.ndim() == 2 || view.size(0) == 1 || view.stride(0) == view.size(1) * stride;
   if ((view.stride(-2) != stride && view.size(-2) > 1) || !batches_follow) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " must have row stride " << stride << " throughout, got "
-                                 << view.stride(-2);
+    FLASHINFER_THROW(ArgumentError) << op << ": " << name << " must have row stride " << stride << " throughout, got "
+                                    << view.stride(-2);
   }
   return view.data_ptr<flashinfer::bfloat16_t>();
 }

@@ -95,7 +95,8 @@ void FillGroups(GemmProblem* p, const TensorView& a, const TensorView& b, const 
   p->batch = p->weights;
   if (weight_indices.has_value()) {
     if (p->grouping != Grouping::kPacked) {
-      TVM_FFI_THROW(ArgumentError) << OP << ": weight_indices must be None unless grouping is 3 (packed), got a tensor";
+      FLASHINFER_THROW(ArgumentError) << OP
+                                      << ": weight_indices must be None unless grouping is 3 (packed), got a tensor";
     }
     Expect(OP, "weight_indices", weight_indices.value()).same_device(a, "a").dtype({dl_int32}).rank(1).contiguous();
     p->weight_indices = weight_indices.value().data_ptr<int32_t>();
@@ -103,7 +104,7 @@ void FillGroups(GemmProblem* p, const TensorView& a, const TensorView& b, const 
   }
   if (has_batch && a.ndim() == 3) Expect(OP, "a", a).dim(0, p->batch, "b.shape[0]");
   if (p->grouping == Grouping::kBatched) return;
-  if (!groups.has_value()) TVM_FFI_THROW(ArgumentError) << OP << ": groups must be given for grouped products";
+  if (!groups.has_value()) FLASHINFER_THROW(ArgumentError) << OP << ": groups must be given for grouped products";
   const int64_t counts[] = {0, p->m, p->batch, p->batch + 1};
   Expect(OP, "groups", groups.value()).same_device(a, "a").dtype({dl_int32}).rank(1).contiguous();
   Expect(OP, "groups", groups.value()).numel(counts[int(p->grouping)]);
@@ -125,7 +126,7 @@ int IndexOf(const GemmConfig& c) {
     const TileShape& t = TILES[i];
     if (t.swapped == c.swapped && t.block_m == c.block_m && t.block_n == c.block_n) return i;
   }
-  TVM_FFI_THROW(RuntimeError) << OP << ": the rule chose a tile that this module does not have";
+  FLASHINFER_THROW(RuntimeError) << OP << ": the rule chose a tile that this module does not have";
   return 0;
 }
 
@@ -134,7 +135,7 @@ bool Describe(GemmProblem* p, const TensorView& out, const TensorView& a, const 
               const Optional<TensorView>& bias, const Optional<TensorView>& groups,
               const Optional<TensorView>& weight_indices, int64_t grouping) {
   if (grouping < 0 || grouping > 3) {
-    TVM_FFI_THROW(ArgumentError) << OP << ": grouping must be in 0 .. 3, got " << grouping;
+    FLASHINFER_THROW(ArgumentError) << OP << ": grouping must be in 0 .. 3, got " << grouping;
   }
   Expect(OP, "a", a).on_device().rank(2, 3);
   Expect(OP, "b", b).same_device(a, "a").rank(2, 3);
@@ -236,6 +237,9 @@ bool gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> 
   });
 }
 
+// Ordinary calls of public functions, with the tensors as callers pass them. Each returns false, having done nothing,
+// for operands that the checks in Python must look at; errors have no meaning to callers but that.
+
 bool gemm_sm90_dense(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale,
                      Optional<TensorView> b_scale, Optional<TensorView> bias, bool enable_pdl) {
   if (SCALING == Scaling::kBlock || !IsMatrixOrBatch(b)) return false;
@@ -251,6 +255,8 @@ bool gemm_sm90_grouped(TensorView out, TensorView a, TensorView b, Optional<Tens
   return gemm_sm90(out, a, b, a_scale, b_scale, {}, groups, {}, grouping, SCALE_BLOCK, expected_m, enable_pdl, false);
 }
 
+/// Multiply the rows of experts for fused_moe.cu, on the current device. `problem`: a flashinfer::gemm::GemmProblem;
+/// `weights_first`: the kernel before this one wrote neither weights nor `groups`.
 void gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
   const GemmProblem& p = *static_cast<const GemmProblem*>(problem);
   const DLDevice device{kDLCUDA, int32_t(device_id)};
@@ -266,11 +272,12 @@ bool gemm_sm90_with_tile(TensorView out, TensorView a, TensorView b, Optional<Te
                          int64_t cluster, bool share_b, int64_t raster, int64_t blocks, bool enable_pdl,
                          bool weights_first) {
   if (tile < 0 || tile >= TILE_COUNT) {
-    TVM_FFI_THROW(ArgumentError) << OP << ": tile must be in 0 .. " << TILE_COUNT - 1 << ", got " << tile;
+    FLASHINFER_THROW(ArgumentError) << OP << ": tile must be in 0 .. " << TILE_COUNT - 1 << ", got " << tile;
   }
   const TileShape& shape = TILES[tile];
   if (!shape.swapped && SCALING == Scaling::kBlock && scale_rows == 1) {
-    TVM_FFI_THROW(ArgumentError) << OP << ": tile must be a swapped one for scales of single weight rows, got " << tile;
+    FLASHINFER_THROW(ArgumentError) << OP << ": tile must be a swapped one for scales of single weight rows, got "
+                                    << tile;
   }
   const Call call{out,      a,          b,          a_scale,      b_scale, bias, groups, weight_indices,
                   grouping, scale_rows, enable_pdl, weights_first};
@@ -291,7 +298,7 @@ bool gemm_sm90_quantizing(TensorView out, TensorView input, TensorView weight, T
     Expect(OP, "workspace", workspace).same_device(input, "input").dtype({dl_uint8}).rank(1).contiguous();
     const int64_t m = input.size(0), k = input.size(1), padded = (m + 3) / 4 * 4;
     if (k % SCALE_BLOCK != 0) {
-      TVM_FFI_THROW(ArgumentError) << OP << ": input.shape[1] must be divisible by block size 128, got " << k;
+      FLASHINFER_THROW(ArgumentError) << OP << ": input.shape[1] must be divisible by block size 128, got " << k;
     }
     Expect(OP, "workspace", workspace).numel(m * k + padded * (k / SCALE_BLOCK) * int64_t(sizeof(float)));
     if (!TakesBulkCopies(input)) return false;

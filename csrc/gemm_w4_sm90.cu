@@ -23,6 +23,8 @@ int IndexOf(const GemmConfig& c) {
 
 }  // namespace
 
+/// Multiply the rows of experts with four-bit weights for fused_moe.cu, on the current device. `problem`: a
+/// flashinfer::gemm::W4Problem; `weights_first`: the kernel before this one wrote neither weights nor `groups`.
 void gemm_w4_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
   const W4Problem& p = *static_cast<const W4Problem*>(problem);
   const DLDevice device{kDLCUDA, int32_t(device_id)};

@@ -8,7 +8,7 @@
 void write_globaltimer(TensorView out) {
   Expect("write_globaltimer", "out", out).on_device().dtype({dl_int64}).contiguous();
   if (out.numel() != 1) {
-    TVM_FFI_THROW(ValueError) << "write_globaltimer: out must have 1 element, got " << out.numel();
+    FLASHINFER_THROW(ValueError) << "write_globaltimer: out must have 1 element, got " << out.numel();
   }
   DeviceGuard guard(out.device());
   CheckStatus("write_globaltimer",

@@ -22,11 +22,11 @@ MoePermuteParams Permutation(const char* op, const TensorView& output, const Ten
   Expect(op, "output", output).same_device(input, "input").rank(2).last_dim_contiguous().distinct();
   Expect(op, "output", output).dim(1, input.size(1), "input.shape[1]");
   if (output.size(0) < row_to_pair.size(0)) {
-    TVM_FFI_THROW(ArgumentError) << op << ": output must have at least " << row_to_pair.size(0)
-                                 << " rows (row_to_pair.shape[0]), got " << output.size(0);
+    FLASHINFER_THROW(ArgumentError) << op << ": output must have at least " << row_to_pair.size(0)
+                                    << " rows (row_to_pair.shape[0]), got " << output.size(0);
   }
   if (top_k < 1 || top_k > INT32_MAX) {
-    TVM_FFI_THROW(ArgumentError) << op << ": top_k must be at least 1, got " << top_k;
+    FLASHINFER_THROW(ArgumentError) << op << ": top_k must be at least 1, got " << top_k;
   }
   MoePermuteParams p{};
   p.input = input.data_ptr();
@@ -45,8 +45,8 @@ MoePermuteParams Permutation(const char* op, const TensorView& output, const Ten
 void CheckTokens(const char* op, const MoePermuteParams& p, int64_t tokens) {
   for (int64_t row = 0; row < p.rows; ++row) {
     if (p.row_to_pair[row] / p.top_k >= tokens) {
-      TVM_FFI_THROW(ArgumentError) << op << ": row_to_pair must be less than " << tokens * p.top_k
-                                   << " (input.shape[0] * top_k), got " << p.row_to_pair[row] << " at row " << row;
+      FLASHINFER_THROW(ArgumentError) << op << ": row_to_pair must be less than " << tokens * p.top_k
+                                      << " (input.shape[0] * top_k), got " << p.row_to_pair[row] << " at row " << row;
     }
   }
 }
@@ -87,8 +87,7 @@ void moe_permute(TensorView output, TensorView input, TensorView row_to_pair, in
     case 32:
       return CheckStatus(op, MoePermute<uint32_t>(p, stream));
     default:
-      TVM_FFI_THROW(ArgumentError) << op << ": input must have elements of 8, 16 or 32 bits, got "
-                                   << DTypeName(input.dtype());
+      FLASHINFER_THROW(ArgumentError) << op << ": input must have elements of 8, 16 or 32 bits, got " << input.dtype();
   }
 }
 
@@ -117,7 +116,7 @@ void moe_permute_fp8_block(TensorView output, TensorView scales, TensorView inpu
   Expect(op, "input", input).dtype({dl_bfloat16, dl_float16});
   Expect(op, "output", output).dtype({dl_float8_e4m3fn});
   if (p.columns % 128 != 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": input.shape[1] must be divisible by block size 128, got " << p.columns;
+    FLASHINFER_THROW(ArgumentError) << op << ": input.shape[1] must be divisible by block size 128, got " << p.columns;
   }
   Expect(op, "scales", scales).same_device(input, "input").dtype({dl_float32}).rank(2).last_dim_contiguous();
   Expect(op, "scales", scales)
@@ -128,8 +127,8 @@ void moe_permute_fp8_block(TensorView output, TensorView scales, TensorView inpu
 #ifndef FLASHINFER_CPU  // the CUDA kernel reads 16 bytes at once
   if (reinterpret_cast<uintptr_t>(p.input) % 16 != 0 || p.input_stride % 8 != 0 || p.output_stride % 8 != 0 ||
       reinterpret_cast<uintptr_t>(p.output) % 8 != 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": rows of input must be aligned to 16 bytes and rows of output to 8, got "
-                                 << "strides " << p.input_stride << " and " << p.output_stride;
+    FLASHINFER_THROW(ArgumentError) << op << ": rows of input must be aligned to 16 bytes and rows of output to 8, got "
+                                    << "strides " << p.input_stride << " and " << p.output_stride;
   }
 #endif
   CheckTokens(op, p, input.size(0));
@@ -159,8 +158,8 @@ void moe_finalize(TensorView output, TensorView rows, TensorView pair_to_row, Op
 #ifdef FLASHINFER_CPU  // a check on the GPU would have to synchronise
   for (int64_t i = 0; i < pair_to_row.numel(); ++i) {
     if (pair_to_row.data_ptr<int32_t>()[i] >= rows.size(0)) {
-      TVM_FFI_THROW(ArgumentError) << op << ": " << of_pairs << " must be less than " << rows.size(0)
-                                   << " (permuted_input.shape[0]), got " << pair_to_row.data_ptr<int32_t>()[i];
+      FLASHINFER_THROW(ArgumentError) << op << ": " << of_pairs << " must be less than " << rows.size(0)
+                                      << " (permuted_input.shape[0]), got " << pair_to_row.data_ptr<int32_t>()[i];
     }
   }
 #endif
@@ -172,8 +171,8 @@ void moe_finalize(TensorView output, TensorView rows, TensorView pair_to_row, Op
       if constexpr (std::is_same_v<In, Out> || std::is_same_v<In, float> || std::is_same_v<Out, float>) {
         Finalize<In, Out>(output, rows, pair_to_row, factors, enable_pdl);
       } else {
-        TVM_FFI_THROW(ArgumentError) << op << ": output must be " << DTypeName(rows.dtype())
-                                     << " (the dtype of permuted_input) or float32, got " << DTypeName(output.dtype());
+        FLASHINFER_THROW(ArgumentError) << op << ": output must be " << rows.dtype()
+                                        << " (the dtype of permuted_input) or float32, got " << output.dtype();
       }
     });
   });

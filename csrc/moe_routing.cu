@@ -24,8 +24,8 @@ MoeNumbers Numbers(const TensorView& t) {
 
 void CheckRange(const char* op, const char* name, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " must be from " << low << " to " << high << ", got "
-                                 << value;
+    FLASHINFER_THROW(ArgumentError) << op << ": " << name << " must be from " << low << " to " << high << ", got "
+                                    << value;
   }
 }
 
@@ -56,8 +56,8 @@ void moe_route(TensorView weights, TensorView experts, Optional<TensorView> repl
   CheckRange(op, "weight", weight, 0, 3);
   CheckRange(op, "block_tokens", block_tokens, 1, MOE_ROUTE_MAX_BLOCK_TOKENS);
   if (num_experts % groups != 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": n_group must divide the number of experts, " << num_experts << ", got "
-                                 << groups;
+    FLASHINFER_THROW(ArgumentError) << op << ": n_group must divide the number of experts, " << num_experts << ", got "
+                                    << groups;
   }
   MoeRouteParams p{};
   p.logits = Numbers(logits);

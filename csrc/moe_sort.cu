@@ -20,16 +20,16 @@ constexpr const char* OP = "moe_sort";
 
 void CheckRange(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high) {
-    TVM_FFI_THROW(ArgumentError) << OP << ": " << name << " must be from " << low << " to " << high << ", got "
-                                 << value;
+    FLASHINFER_THROW(ArgumentError) << OP << ": " << name << " must be from " << low << " to " << high << ", got "
+                                    << value;
   }
 }
 
 int32_t* Numbers(const char* name, const TensorView& t, const TensorView& experts, int64_t least) {
   Expect(OP, name, t).same_device(experts, "experts").dtype({dl_int32}).contiguous();
   if (t.numel() < least || t.numel() > INT32_MAX) {
-    TVM_FFI_THROW(ArgumentError) << OP << ": " << name << " must have at least " << least << " elements, got "
-                                 << t.numel();
+    FLASHINFER_THROW(ArgumentError) << OP << ": " << name << " must have at least " << least << " elements, got "
+                                    << t.numel();
   }
   return t.data_ptr<int32_t>();
 }
@@ -84,7 +84,7 @@ void moe_sort(TensorView expert_offsets, TensorView pair_to_row, Optional<Tensor
   const int64_t ints = MoeSortWorkspaceInts(pairs, num_experts);
   p.workspace = Numbers("workspace", workspace, experts, ints);
   if (ints > 0 && p.workspace == nullptr) {
-    TVM_FFI_THROW(ArgumentError) << OP << ": workspace must have at least " << ints << " elements, got None";
+    FLASHINFER_THROW(ArgumentError) << OP << ": workspace must have at least " << ints << " elements, got None";
   }
 #endif
   p.enable_pdl = UsePdl(enable_pdl, experts.device());

@@ -18,8 +18,8 @@ void mxfp8_quantize(TensorView out, TensorView scales, TensorView input, int64_t
   const char* op = "mxfp8_quantize";
   Expect(op, "input", input).on_device().dtype({dl_float16, dl_bfloat16, dl_float32}).rank(2).contiguous();
   if (input.size(1) % MX_BLOCK != 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": input.shape[1] must be a multiple of " << MX_BLOCK
-                                 << " (elements that share a scale), got " << input.size(1);
+    FLASHINFER_THROW(ArgumentError) << op << ": input.shape[1] must be a multiple of " << MX_BLOCK
+                                    << " (elements that share a scale), got " << input.size(1);
   }
   const ScaleGrid grid{input.size(0), input.size(1) / MX_BLOCK, ScaleLayout(layout)};
   Expect(op, "out", out)
@@ -63,9 +63,9 @@ void dequantize(TensorView out, TensorView input, TensorView scales, Optional<Te
   Expect(op, input_name.c_str(), input).on_device().dtype({dl_uint8, dl_float8_e4m3fn}).rank(2).contiguous();
   const int64_t rows = input.size(0), cols = input.size(1) * (is_e2m1 ? 2 : 1);
   if (block_size < 1 || cols % block_size != 0 || (is_e2m1 && block_size % 2 != 0)) {
-    TVM_FFI_THROW(ArgumentError) << op << ": rows of " << input_name << " must have a multiple of " << block_size
-                                 << " elements (those that share a scale, an even number for two to a byte), got "
-                                 << cols;
+    FLASHINFER_THROW(ArgumentError) << op << ": rows of " << input_name << " must have a multiple of " << block_size
+                                    << " elements (those that share a scale, an even number for two to a byte), got "
+                                    << cols;
   }
   const ScaleGrid grid{rows, cols / block_size, ScaleLayout(layout)};
   Expect(op, scales_name.c_str(), scales)

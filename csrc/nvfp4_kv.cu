@@ -65,8 +65,8 @@ void CheckPart(const char* op, const Part& part, const TensorView& data, const T
       .dim(2, part.data.size(axes.head), "heads of the cache")
       .dim(3, part.data.size(3) * 2, "two elements for a byte of the cache");
   if (part.out.size(3) % BLOCK != 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << part.out_name << ".shape[3] must be a multiple of " << BLOCK
-                                 << " (elements that share a scale), got " << part.out.size(3);
+    FLASHINFER_THROW(ArgumentError) << op << ": " << part.out_name << ".shape[3] must be a multiple of " << BLOCK
+                                    << " (elements that share a scale), got " << part.out.size(3);
   }
   Expect(op, part.scales_name, part.scales).dim(3, part.out.size(3) / BLOCK, "one scale for 16 elements");
 }
@@ -95,8 +95,8 @@ void CheckPages(const char* op, const flashinfer::Nvfp4PagedParams<T, IdType>& p
     for (int64_t i = 0; i * p.page_size < tokens; ++i) {
       const int64_t page = p.block_tables[request * p.table_stride + i];
       if (page >= 0 && page < num_pages) continue;
-      TVM_FFI_THROW(ArgumentError) << op << ": block_tables[" << request << ", " << i
-                                   << "] must be a page of the cache, which has " << num_pages << ", got " << page;
+      FLASHINFER_THROW(ArgumentError) << op << ": block_tables[" << request << ", " << i
+                                      << "] must be a page of the cache, which has " << num_pages << ", got " << page;
     }
   }
 }
@@ -109,8 +109,8 @@ void nvfp4_kv_dequantize(TensorView out, TensorView fp4_data, TensorView block_s
   Expect(op, "fp4_data", fp4_data).on_device().dtype({dl_uint8}).rank(2).contiguous();
   const int64_t rows = fp4_data.size(0), cols = fp4_data.size(1) * 2;
   if (cols % BLOCK != 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": fp4_data.shape[1] must be a multiple of " << BLOCK
-                                 << " (elements that share a scale), got " << cols / 2 << ", so K = " << cols;
+    FLASHINFER_THROW(ArgumentError) << op << ": fp4_data.shape[1] must be a multiple of " << BLOCK
+                                    << " (elements that share a scale), got " << cols / 2 << ", so K = " << cols;
   }
   Expect(op, "block_scales", block_scales)
       .same_device(fp4_data, "fp4_data")
@@ -163,9 +163,9 @@ void nvfp4_kv_dequantize_paged(TensorView k_cache, TensorView v_cache, TensorVie
       .dim(0, batch_size, "output_k.shape[0]");
   if (output_k.numel() == 0 && output_v.numel() == 0) return;
   if (block_tables.size(1) * page_size < max_seq_len) {
-    TVM_FFI_THROW(ArgumentError) << op << ": block_tables column count insufficient: pages of " << page_size
-                                 << " tokens must hold output_k.shape[1] = " << max_seq_len << ", got "
-                                 << block_tables.size(1) << " pages";
+    FLASHINFER_THROW(ArgumentError) << op << ": block_tables column count insufficient: pages of " << page_size
+                                    << " tokens must hold output_k.shape[1] = " << max_seq_len << ", got "
+                                    << block_tables.size(1) << " pages";
   }
   DeviceGuard guard(k_cache.device());
   DispatchHalf(output_k.dtype(), [&](auto tag) {

@@ -40,7 +40,7 @@ void DispatchIndex(DLDataType dtype, F&& f) {
 
 void CheckIndptr(const char* op, const TensorView& x, const TensorView& indptr, const TensorView& new_indptr) {
   Expect(op, "indptr", indptr).same_device(x, "x").dtype({dl_int32, dl_int64}).rank(1).contiguous();
-  if (indptr.size(0) < 1) TVM_FFI_THROW(ArgumentError) << op << ": indptr must have at least 1 element, got 0";
+  if (indptr.size(0) < 1) FLASHINFER_THROW(ArgumentError) << op << ": indptr must have at least 1 element, got 0";
   Expect(op, "new_indptr", new_indptr).same_device(x, "x").dtype({dl_int32}).same_shape(indptr, "indptr").contiguous();
 }
 
@@ -64,7 +64,7 @@ void packbits(TensorView out, TensorView x, bool is_little) {
     case 64:
       return CheckStatus(op, flashinfer::Packbits<uint64_t>(p, stream));
     default:
-      TVM_FFI_THROW(ArgumentError) << op << ": x must have a dtype of 8 to 64 bits, got " << DTypeName(x.dtype());
+      FLASHINFER_THROW(ArgumentError) << op << ": x must have a dtype of 8 to 64 bits, got " << x.dtype();
   }
 }
 

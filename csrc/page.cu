@@ -89,7 +89,7 @@ bool append_paged_mla_kv_cache(TensorView append_ckv, TensorView append_kpe, Ten
       .dim(0, append_ckv.size(0), "append_ckv.shape[0]")
       .last_dim_contiguous();
   for (auto [name, t] : {std::pair{"append_ckv", &append_ckv}, std::pair{"append_kpe", &append_kpe}}) {
-    if (t->size(1) == 0) TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[1] must be at least 1, got 0";
+    if (t->size(1) == 0) FLASHINFER_THROW(ArgumentError) << op << ": " << name << ".shape[1] must be at least 1, got 0";
   }
   const CacheView ckv = LatentView(op, "ckv_cache", ckv_cache, append_ckv, "append_ckv");
   const CacheView kpe = LatentView(op, "kpe_cache", kpe_cache, append_kpe, "append_kpe");

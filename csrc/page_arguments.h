@@ -40,7 +40,7 @@ inline CacheView ViewOf(const char* op, const char* name, const TensorView& t, b
   view.num_heads = t.size(head);
   view.stride.head = t.stride(head);
   if (packed_scales && t.size(-1) > 1 && t.stride(-1) != 1) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << ": the innermost stride must be 1, got " << t.stride(-1);
+    FLASHINFER_THROW(ArgumentError) << op << ": " << name << ": the innermost stride must be 1, got " << t.stride(-1);
   }
   Expect(op, name, t).last_dim_contiguous().distinct();
   return view;
@@ -48,8 +48,8 @@ inline CacheView ViewOf(const char* op, const char* name, const TensorView& t, b
 
 [[noreturn]] inline void FailSize(const char* op, const char* name, const char* what, int64_t size, int64_t expected,
                                   const char* because) {
-  TVM_FFI_THROW(ArgumentError) << op << ": " << name << " must have " << expected << " " << what << " (" << because
-                               << "), got " << size;
+  FLASHINFER_THROW(ArgumentError) << op << ": " << name << " must have " << expected << " " << what << " (" << because
+                                  << "), got " << size;
 }
 
 /// Validate that a cache holds rows of `num_heads` x `head_dim`, and has the same pages as `twin`, the cache of the
@@ -75,7 +75,7 @@ inline void ExpectRows(const char* op, const char* name, const TensorView& t, co
       .dim(0, key.size(0), "append_key.shape[0]")
       .dim(1, key.size(1), "append_key.shape[1]")
       .last_dim_contiguous();
-  if (t.size(2) == 0) TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[2] must be at least 1, got 0";
+  if (t.size(2) == 0) FLASHINFER_THROW(ArgumentError) << op << ": " << name << ".shape[2] must be at least 1, got 0";
 }
 
 inline void ExpectIndices(const char* op, const char* name, const TensorView& t, const TensorView& rows) {
@@ -105,9 +105,9 @@ inline PageTable TableOf(const char* op, const IndexTensors& in, const TensorVie
   Expect(op, "batch_indices", in.batch_indices).dim(0, rows.size(0), "the number of appended rows");
   Expect(op, "positions", in.positions).dim(0, rows.size(0), "the number of appended rows");
   if (in.kv_indptr.size(0) < 1)
-    TVM_FFI_THROW(ArgumentError) << op << ": kv_indptr must have batch_size + 1 entries, got 0";
+    FLASHINFER_THROW(ArgumentError) << op << ": kv_indptr must have batch_size + 1 entries, got 0";
   if (rows.size(0) > std::numeric_limits<int32_t>::max()) {
-    TVM_FFI_THROW(ArgumentError) << op << ": rows to append must be fewer than 2^31, got " << rows.size(0);
+    FLASHINFER_THROW(ArgumentError) << op << ": rows to append must be fewer than 2^31, got " << rows.size(0);
   }
   PageTable t{};
   t.batch_indices = in.batch_indices.data_ptr<int32_t>();
@@ -128,8 +128,8 @@ template <typename T>
 void CheckRising(const char* op, const char* name, const T* indptr, int64_t requests) {
   for (int64_t i = 0; i < requests; ++i) {
     if (indptr[i + 1] < indptr[i]) {
-      TVM_FFI_THROW(ArgumentError) << op << ": " << name << "[" << i << "] to " << name << "[" << i + 1
-                                   << "] must not decrease, got " << indptr[i] << " to " << indptr[i + 1];
+      FLASHINFER_THROW(ArgumentError) << op << ": " << name << "[" << i << "] to " << name << "[" << i + 1
+                                      << "] must not decrease, got " << indptr[i] << " to " << indptr[i + 1];
     }
   }
 }
@@ -138,23 +138,23 @@ void CheckRising(const char* op, const char* name, const T* indptr, int64_t requ
 [[noreturn]] inline void FailRow(const char* op, const PageTable& t, int64_t row, RowFault fault) {
   const int64_t batch = t.batch_indices[row], position = t.positions[row];
   if (fault == RowFault::kBatch) {
-    TVM_FFI_THROW(ArgumentError) << op << ": batch_indices[" << row << "] must be less than " << t.batch_size
-                                 << " (kv_indptr has " << t.batch_size << " requests), got " << batch;
+    FLASHINFER_THROW(ArgumentError) << op << ": batch_indices[" << row << "] must be less than " << t.batch_size
+                                    << " (kv_indptr has " << t.batch_size << " requests), got " << batch;
   }
   const int64_t begin = t.kv_indptr[batch], end = t.kv_indptr[batch + 1];
   if (fault == RowFault::kIndptr) {
-    TVM_FFI_THROW(ArgumentError) << op << ": kv_indptr[" << batch << "] to kv_indptr[" << batch + 1
-                                 << "] must be within 0 to " << t.num_indices << " (the length of kv_indices), got "
-                                 << begin << " to " << end;
+    FLASHINFER_THROW(ArgumentError) << op << ": kv_indptr[" << batch << "] to kv_indptr[" << batch + 1
+                                    << "] must be within 0 to " << t.num_indices << " (the length of kv_indices), got "
+                                    << begin << " to " << end;
   }
   if (fault == RowFault::kPosition) {
-    TVM_FFI_THROW(ArgumentError) << op << ": positions[" << row << "] must be 0 to " << (end - begin) * t.page_size - 1
-                                 << " (request " << batch << " has " << end - begin << " pages of " << t.page_size
-                                 << " tokens), got " << position;
+    FLASHINFER_THROW(ArgumentError) << op << ": positions[" << row << "] must be 0 to "
+                                    << (end - begin) * t.page_size - 1 << " (request " << batch << " has "
+                                    << end - begin << " pages of " << t.page_size << " tokens), got " << position;
   }
   const int64_t index = begin + position / t.page_size;
-  TVM_FFI_THROW(ArgumentError) << op << ": kv_indices[" << index << "] must be 0 to " << t.num_pages - 1
-                               << " (the cache has " << t.num_pages << " pages), got " << t.kv_indices[index];
+  FLASHINFER_THROW(ArgumentError) << op << ": kv_indices[" << index << "] must be 0 to " << t.num_pages - 1
+                                  << " (the cache has " << t.num_pages << " pages), got " << t.kv_indices[index];
 }
 
 /// Throw for the first row that has no slot, before anything is written. The tables are in host memory.

@@ -76,7 +76,7 @@ void Append(const char* op, const TensorView& key, const TensorView& value, cons
   const int64_t head_dim = key.size(2);
   Expect(op, "append_value", value).dim(2, head_dim, "append_key.shape[2]");
   if (head_dim % flashinfer::NVFP4_BLOCK != 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": append_key.shape[2] must be a multiple of 16, got " << head_dim;
+    FLASHINFER_THROW(ArgumentError) << op << ": append_key.shape[2] must be a multiple of 16, got " << head_dim;
   }
   for (auto [name, scale] : {std::pair{"k_scale", &k_scale}, std::pair{"v_scale", &v_scale}}) {
     if (scale->tensor.has_value()) {
@@ -85,8 +85,8 @@ void Append(const char* op, const TensorView& key, const TensorView& value, cons
 #ifdef FLASHINFER_CPU
       const float value = *t.data_ptr<float>();
       if (!(value > 0 && value <= std::numeric_limits<float>::max())) {
-        TVM_FFI_THROW(ArgumentError) << op << ": " << name
-                                     << " must be a positive finite global decode scale (float32), got " << value;
+        FLASHINFER_THROW(ArgumentError) << op << ": " << name
+                                        << " must be a positive finite global decode scale (float32), got " << value;
       }
 #endif
     }
@@ -145,12 +145,12 @@ void nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(TensorView append_ke
         .rank(1)
         .contiguous();
     if (append_key.size(0) < slot_mapping.size(0)) {
-      TVM_FFI_THROW(ArgumentError) << op << ": append_key.shape[0] must be at least " << slot_mapping.size(0)
-                                   << " (slot_mapping.shape[0]), got " << append_key.size(0);
+      FLASHINFER_THROW(ArgumentError) << op << ": append_key.shape[0] must be at least " << slot_mapping.size(0)
+                                      << " (slot_mapping.shape[0]), got " << append_key.size(0);
     }
     const int64_t num_slots = pages.num_pages * pages.page_size;
     if (num_slots > std::numeric_limits<int32_t>::max()) {
-      TVM_FFI_THROW(ArgumentError) << op << ": paged_kv_cache must have fewer than 2^31 slots, got " << num_slots;
+      FLASHINFER_THROW(ArgumentError) << op << ": paged_kv_cache must have fewer than 2^31 slots, got " << num_slots;
     }
     table->num_rows = slot_mapping.size(0);
     *mapping = {slot_mapping.data_ptr(), slot_mapping.dtype().bits == 64, num_slots, pages.page_size};

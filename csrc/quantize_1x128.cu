@@ -16,7 +16,7 @@ void quantize_1x128(TensorView codes, TensorView scales, TensorView input, bool 
   Expect(op, "input", input).on_device().dtype({dl_bfloat16, dl_float16}).rank(2).last_dim_contiguous();
   const int64_t rows = input.size(0), columns = input.size(1);
   if (columns % 128 != 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": input.shape[1] must be divisible by block size 128, got " << columns;
+    FLASHINFER_THROW(ArgumentError) << op << ": input.shape[1] must be divisible by block size 128, got " << columns;
   }
   Expect(op, "codes", codes).same_device(input, "input").dtype({dl_float8_e4m3fn}).rank(2).last_dim_contiguous();
   Expect(op, "codes", codes).same_shape(input, "input").distinct();
@@ -27,8 +27,8 @@ void quantize_1x128(TensorView codes, TensorView scales, TensorView input, bool 
                           (rows < 2 || (input.stride(0) % 8 == 0 && codes.stride(0) % 8 == 0)) &&
                           reinterpret_cast<uintptr_t>(codes.data_ptr()) % 8 == 0;
   if (!is_aligned) {
-    TVM_FFI_THROW(ArgumentError) << op << ": rows of input must be aligned to 16 bytes and rows of codes to 8, got "
-                                 << "strides " << input.stride(0) << " and " << codes.stride(0);
+    FLASHINFER_THROW(ArgumentError) << op << ": rows of input must be aligned to 16 bytes and rows of codes to 8, got "
+                                    << "strides " << input.stride(0) << " and " << codes.stride(0);
   }
 #endif
   DeviceGuard guard(input.device());

@@ -48,11 +48,11 @@ RopeParams PairOfHeads(const char* op, const TensorView& q, const TensorView& k,
   p.interleave = interleave;
   SetRotaryDim(op, "rotary_dim", p, rotary_dim.value_or(q.size(2)), q.size(2));
   if (!(f.theta > 0) || f.scale == 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": rope_theta must be positive and rope_scale not 0, got " << f.theta
-                                 << " and " << f.scale;
+    FLASHINFER_THROW(ArgumentError) << op << ": rope_theta must be positive and rope_scale not 0, got " << f.theta
+                                    << " and " << f.scale;
   }
   if (!std::isfinite(f.ramp) || !std::isfinite(f.shift)) {
-    TVM_FFI_THROW(ArgumentError) << op << ": low_freq_factor and high_freq_factor must differ, got equal numbers";
+    FLASHINFER_THROW(ArgumentError) << op << ": low_freq_factor and high_freq_factor must differ, got equal numbers";
   }
   p.angles.log2_step = 2 * std::log2(f.theta) / double(p.rotary_dim);
   p.angles.inv_scale = 1 / f.scale;
@@ -177,7 +177,7 @@ void apply_rope_pos_ids_cos_sin_cache(TensorView query, TensorView key, Optional
   for (auto [name, out] : {std::pair{"query_out", &q_out}, std::pair{"key_out", &k_out}}) {
     Expect(op, name, *out).same_device(query, "query").same_dtype(query, "query").last_dim_contiguous();
   }
-  if (head_size < 1) TVM_FFI_THROW(ArgumentError) << op << ": head_size must be at least 1, got " << head_size;
+  if (head_size < 1) FLASHINFER_THROW(ArgumentError) << op << ": head_size must be at least 1, got " << head_size;
   RopeParams p{};
   p.tokens = query.size(0);
   p.interleave = interleave;
@@ -187,9 +187,9 @@ void apply_rope_pos_ids_cos_sin_cache(TensorView query, TensorView key, Optional
   for (auto [name, in, out] : {std::tuple{"query", &query, &q_out}, std::tuple{"key", &key, &k_out}}) {
     RopeSegment segment = SegmentOf(*in, *out, true);
     if (segment.width % head_size != 0 || (in->ndim() == 3 && segment.width != head_size)) {
-      TVM_FFI_THROW(ArgumentError) << op << ": " << name << ".shape[-1] must be "
-                                   << (in->ndim() == 3 ? "" : "a multiple of ") << head_size << " (head_size), got "
-                                   << segment.width;
+      FLASHINFER_THROW(ArgumentError) << op << ": " << name << ".shape[-1] must be "
+                                      << (in->ndim() == 3 ? "" : "a multiple of ") << head_size << " (head_size), got "
+                                      << segment.width;
     }
     if (in->ndim() == 2) {  // the heads lie side by side
       segment.heads = segment.width / head_size;
@@ -261,7 +261,7 @@ void rope_quantize_append_paged_kv_cache(TensorView q_rope, TensorView k_rope, O
     if (!mla) Expect(op, name, *cache).dim(3 - page_dim, k_rope.size(1), "k_rope.shape[1]");
     Expect(op, name, *cache).dim(0, first_cache.size(0), "the pages of the first cache");
   }
-  if (page_size < 1) TVM_FFI_THROW(ArgumentError) << op << ": page_size must be 1 or more, got " << page_size;
+  if (page_size < 1) FLASHINFER_THROW(ArgumentError) << op << ": page_size must be 1 or more, got " << page_size;
   p.pages = TableOf(op, {batch_indices, positions, kv_indices, kv_indptr}, q_rope, first_cache.size(0), page_size);
 
   const TensorView& rope_cache = mla ? second_cache : first_cache;

@@ -77,8 +77,8 @@ inline void SetRotaryDim(const char* op, const char* name, RopeParams& p, int64_
   limit = std::min(limit, MAX_ROTARY_DIM);
 #endif
   if (rotary_dim <= 0 || rotary_dim % 2 != 0 || rotary_dim > limit) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " must be an even number from 2 to " << limit
-                                 << " (columns of a head are rotated in pairs), got " << rotary_dim;
+    FLASHINFER_THROW(ArgumentError) << op << ": " << name << " must be an even number from 2 to " << limit
+                                    << " (columns of a head are rotated in pairs), got " << rotary_dim;
   }
   p.rotary_dim = rotary_dim;
 }
@@ -86,8 +86,8 @@ inline void SetRotaryDim(const char* op, const char* name, RopeParams& p, int64_
 /// Set the cos/sin table. The width of its rows is the number of rotated columns.
 inline void SetCache(const char* op, RopeParams& p, const TensorView& cache, const TensorView& q, int64_t width) {
   if (encode_dlpack_dtype(cache.dtype()) != encode_dlpack_dtype(dl_float32)) {  // the text is the contract's
-    TVM_FFI_THROW(ArgumentError) << op << ": cos_sin_cache has dtype " << DTypeName(cache.dtype())
-                                 << ": cos_sin_cache should be float32";
+    FLASHINFER_THROW(ArgumentError) << op << ": cos_sin_cache has dtype " << cache.dtype()
+                                    << ": cos_sin_cache should be float32";
   }
   Expect(op, "cos_sin_cache", cache).same_device(q, "q").rank(2).last_dim_contiguous();
   SetRotaryDim(op, "cos_sin_cache.shape[1]", p, cache.size(1), width);
@@ -95,7 +95,7 @@ inline void SetCache(const char* op, RopeParams& p, const TensorView& cache, con
   p.angles.cache_rows = cache.size(0);
   p.angles.cache_stride = StrideOf(cache, 0);
   if (p.tokens > 0 && cache.size(0) == 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": cos_sin_cache must have one row for each position, got 0";
+    FLASHINFER_THROW(ArgumentError) << op << ": cos_sin_cache must have one row for each position, got 0";
   }
 }
 
@@ -106,8 +106,8 @@ inline void CheckTableRows(const char* op, const RopeParams& p) {
     if (p.pages.batch_indices != nullptr && p.pages.batch_indices[token] < 0) continue;
     const int64_t position = cpu::IndexAt(p.positions.pos_ids, token, p.positions.wide);
     if (position < 0 || position >= p.angles.cache_rows) {
-      TVM_FFI_THROW(ArgumentError) << op << ": the position of token " << token << " must be 0 to "
-                                   << p.angles.cache_rows - 1 << ", got " << position;
+      FLASHINFER_THROW(ArgumentError) << op << ": the position of token " << token << " must be 0 to "
+                                      << p.angles.cache_rows - 1 << ", got " << position;
     }
   }
 }

@@ -55,15 +55,15 @@ void ReadIndices(const char* op, const char* name, const TensorView& indices, co
   p.wide = indices.dtype().bits == 64;
   p.batch = indices.size(0);
   if (p.rows == 0 && p.batch > 0) {
-    TVM_FFI_THROW(ArgumentError) << op << ": " << name << " must have rows for " << p.batch
-                                 << " indices, got shape[0] = 0";
+    FLASHINFER_THROW(ArgumentError) << op << ": " << name << " must have rows for " << p.batch
+                                    << " indices, got shape[0] = 0";
   }
 #ifdef FLASHINFER_CPU  // CUDA kernels clamp an index to the valid range: a check here would have to synchronise
   for (int64_t i = 0; i < p.batch; ++i) {
     const int64_t row = p.wide ? indices.data_ptr<int64_t>()[i] : indices.data_ptr<int32_t>()[i];
     if (row < 0 || row >= p.rows) {
-      TVM_FFI_THROW(ArgumentError) << op << ": indices[" << i << "] must be a row of " << name << ", which has "
-                                   << p.rows << ", got " << row;
+      FLASHINFER_THROW(ArgumentError) << op << ": indices[" << i << "] must be a row of " << name << ", which has "
+                                      << p.rows << ", got " << row;
     }
   }
 #endif
@@ -178,8 +178,8 @@ void chain_speculative_sampling(TensorView out, TensorView accepted, TensorView 
       .dim(1, drafts + 1, "draft_probs.shape[1] + 1")
       .dim(2, vocab, "draft_probs.shape[2]");
   if (vocab < 1 || vocab > sampling::MAX_VOCAB) {
-    TVM_FFI_THROW(ArgumentError) << op << ": draft_probs.shape[2] must be 1 to " << sampling::MAX_VOCAB << ", got "
-                                 << vocab;
+    FLASHINFER_THROW(ArgumentError) << op << ": draft_probs.shape[2] must be 1 to " << sampling::MAX_VOCAB << ", got "
+                                    << vocab;
   }
   Expect(op, "draft_token_ids", draft_token_ids)
       .same_device(target_probs, "target_probs")

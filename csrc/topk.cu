@@ -60,10 +60,10 @@ void CheckPageTable(const char* op, const TopKParams<T>& p) {
     if (length == 0) continue;
     const PageTableEntry first = PageTableEntryOf(p, row, 0), last = PageTableEntryOf(p, row, length - 1);
     if (HasEntry(p, first) && HasEntry(p, last)) continue;
-    TVM_FFI_THROW(ArgumentError) << op << ": the window of row " << row
-                                 << " must be within the shape of src_page_table (" << p.page_table_rows << ", "
-                                 << p.page_table_width << "), got row " << first.row << ", columns " << first.column
-                                 << " to " << last.column;
+    FLASHINFER_THROW(ArgumentError) << op << ": the window of row " << row
+                                    << " must be within the shape of src_page_table (" << p.page_table_rows << ", "
+                                    << p.page_table_width << "), got row " << first.row << ", columns " << first.column
+                                    << " to " << last.column;
   }
 }
 #endif
@@ -72,10 +72,11 @@ template <typename Fill>
 void Run(const Common& c, const Fill& fill) {
   Expect(c.op, c.name, c.input).on_device().rank(2).dtype({dl_float32, dl_float16, dl_bfloat16}).last_dim_contiguous();
   if (c.input.size(1) > int64_t{1} << 30) {
-    TVM_FFI_THROW(ArgumentError) << c.op << ": " << c.name << ".shape[1] must be at most 2^30, got " << c.input.size(1);
+    FLASHINFER_THROW(ArgumentError) << c.op << ": " << c.name << ".shape[1] must be at most 2^30, got "
+                                    << c.input.size(1);
   }
   if (c.k > INT32_MAX) {
-    TVM_FFI_THROW(ArgumentError) << c.op << ": k must be less than 2^31, got " << c.k;
+    FLASHINFER_THROW(ArgumentError) << c.op << ": k must be less than 2^31, got " << c.k;
   }
   DispatchFloat(c.input.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -154,14 +155,14 @@ void top_k_varlen(TensorView out_indices, Optional<TensorView> out_values, Tenso
                   int64_t k, int64_t compress_ratio, int64_t next_n, int64_t capacity, int64_t blocks_per_row) {
   const char* op = "top_k_varlen";
   if (next_n < 1 || next_n > INT32_MAX || compress_ratio < 1 || compress_ratio > INT32_MAX) {
-    TVM_FFI_THROW(ArgumentError) << op << ": next_n and compress_ratio must be at least 1, got " << next_n << " and "
-                                 << compress_ratio;
+    FLASHINFER_THROW(ArgumentError) << op << ": next_n and compress_ratio must be at least 1, got " << next_n << " and "
+                                    << compress_ratio;
   }
   const Common c{op, "logits", logits, k, int64_t(TopKOrder::kByIndex), false, capacity, blocks_per_row};
   Run(c, [&](auto& p) {
     if (p.rows % next_n != 0) {
-      TVM_FFI_THROW(ArgumentError) << op << ": logits.shape[0] must be a multiple of next_n = " << next_n << ", got "
-                                   << p.rows;
+      FLASHINFER_THROW(ArgumentError) << op << ": logits.shape[0] must be a multiple of next_n = " << next_n << ", got "
+                                      << p.rows;
     }
     p.next_n = int32_t(next_n);
     p.compress_ratio = int32_t(compress_ratio);

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <initializer_list>
 #include <string>
 #include <type_traits>
@@ -87,7 +88,7 @@ constexpr int64_t encode_dlpack_dtype(DLDataType t) {
 inline bool SameDevice(DLDevice a, DLDevice b) { return a.device_type == b.device_type && a.device_id == b.device_id; }
 
 /// Return the name of a dtype in Python.
-inline std::string DTypeName(DLDataType t) {
+__attribute__((cold)) inline std::string DTypeName(DLDataType t) {
   switch (encode_dlpack_dtype(t)) {
     case encode_dlpack_dtype(dl_float64):
       return "float64";
@@ -117,7 +118,7 @@ inline std::string DTypeName(DLDataType t) {
   }
 }
 
-inline std::string DeviceName(DLDevice d) {
+__attribute__((cold)) inline std::string DeviceName(DLDevice d) {
   switch (d.device_type) {
     case kDLCPU:
       return "cpu";
@@ -128,10 +129,83 @@ inline std::string DeviceName(DLDevice d) {
   }
 }
 
+// ------------------------------------------------------------------------------------------------ errors
+
+namespace flashinfer {
+namespace ffi {
+
+/// Text of an exception, which is thrown at the end of the expression:
+///   FLASHINFER_THROW(ArgumentError) << op << ": n must be even, got " << n;
+/// A launcher has up to a hundred such places. They are calls of functions that are compiled once, and have no C++ stack
+/// frames: TVM_FFI_THROW expands to a stream and a backtrace in each place, which took g++ 1 s of the 4.8 s of
+/// batch_prefill_jit_binding.cu, and the frames, of no help to a Python user, take 0.9 s the first time.
+class ErrorText {
+ public:
+  __attribute__((noinline, cold)) explicit ErrorText(const char* kind) noexcept : kind_(kind) {}
+  __attribute__((noinline, cold)) ErrorText(const char* kind, const char* op, const char* name) noexcept : kind_(kind) {
+    text_.append(op).append(": ").append(name);
+  }
+  ErrorText(const ErrorText&) = delete;
+  ErrorText& operator=(const ErrorText&) = delete;
+  [[noreturn]] __attribute__((noinline, cold)) ~ErrorText() noexcept(false) {
+    throw tvm::ffi::Error(kind_, std::move(text_), "");
+  }
+
+  __attribute__((noinline, cold)) ErrorText& operator<<(const char* text) noexcept {
+    text_ += text;
+    return *this;
+  }
+  __attribute__((noinline, cold)) ErrorText& operator<<(const std::string& text) noexcept {
+    text_ += text;
+    return *this;
+  }
+  __attribute__((noinline, cold)) ErrorText& operator<<(DLDataType dtype) noexcept { return *this << DTypeName(dtype); }
+  __attribute__((noinline, cold)) ErrorText& operator<<(DLDevice device) noexcept {
+    return *this << DeviceName(device);
+  }
+  __attribute__((noinline, cold)) ErrorText& operator<<(long long number) noexcept {
+    char digits[24];
+    std::snprintf(digits, sizeof(digits), "%lld", number);
+    return *this << digits;
+  }
+  __attribute__((noinline, cold)) ErrorText& operator<<(unsigned long long number) noexcept {
+    char digits[24];
+    std::snprintf(digits, sizeof(digits), "%llu", number);
+    return *this << digits;
+  }
+  __attribute__((noinline, cold)) ErrorText& operator<<(double number) noexcept {
+    char digits[32];
+    std::snprintf(digits, sizeof(digits), "%g", number);
+    return *this << digits;
+  }
+  ErrorText& operator<<(int number) noexcept { return *this << static_cast<long long>(number); }
+  ErrorText& operator<<(long number) noexcept { return *this << static_cast<long long>(number); }
+  ErrorText& operator<<(unsigned number) noexcept { return *this << static_cast<unsigned long long>(number); }
+  ErrorText& operator<<(unsigned long number) noexcept { return *this << static_cast<unsigned long long>(number); }
+
+ private:
+  const char* kind_;
+  std::string text_;
+};
+
+}  // namespace ffi
+}  // namespace flashinfer
+
+#define FLASHINFER_THROW(kind) ::flashinfer::ffi::ErrorText(#kind)
+
 // ------------------------------------------------------------------------------------------------ exports
 
 namespace flashinfer {
 namespace ffi {
+
+/// Run an exported function and hand its exception to the caller: one copy of the handlers that
+/// TVM_FFI_DLL_EXPORT_TYPED_FUNC puts into each export.
+using Body = void (*)(const TVMFFIAny* args, int32_t count, TVMFFIAny* result);
+__attribute__((noinline)) inline int SafeCall(Body body, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
+  TVM_FFI_SAFE_CALL_BEGIN();
+  body(args, count, result);
+  TVM_FFI_SAFE_CALL_END();
+}
 
 /// Return true if kernels can access an argument: a number, a tensor with memory, or a missing tensor.
 template <typename T>
@@ -148,13 +222,13 @@ template <typename T>
 __attribute__((noinline)) T Argument(const char* function, const TVMFFIAny* args, int i) {
   std::optional<T> value = tvm::ffi::TypeTraits<T>::TryCastFromAnyView(args + i);
   if (!value.has_value()) {
-    TVM_FFI_THROW(TypeError) << function << ": argument " << i << " must be "
-                             << (std::is_same_v<T, TensorView> ? "a tensor" : tvm::ffi::TypeTraits<T>::TypeStr())
-                             << ", got a " << tvm::ffi::TypeTraits<T>::GetMismatchTypeInfo(args + i);
+    FLASHINFER_THROW(TypeError) << function << ": argument " << i << " must be "
+                                << (std::is_same_v<T, TensorView> ? "a tensor" : tvm::ffi::TypeTraits<T>::TypeStr())
+                                << ", got a " << tvm::ffi::TypeTraits<T>::GetMismatchTypeInfo(args + i);
   }
   if (!HasMemory(*value)) {
-    TVM_FFI_THROW(TypeError) << function << ": argument " << i
-                             << " must be a tensor with data, got a tensor without memory";
+    FLASHINFER_THROW(TypeError) << function << ": argument " << i
+                                << " must be a tensor with data, got a tensor without memory";
   }
   return *std::move(value);
 }
@@ -162,7 +236,7 @@ __attribute__((noinline)) T Argument(const char* function, const TVMFFIAny* args
 template <typename R, typename... Args, size_t... I>
 R CallWith(const char* function, R (*f)(Args...), const TVMFFIAny* args, int count, std::index_sequence<I...>) {
   if (count != int(sizeof...(Args))) {
-    TVM_FFI_THROW(TypeError) << function << ": arguments must be " << sizeof...(Args) << ", got " << count;
+    FLASHINFER_THROW(TypeError) << function << ": arguments must be " << sizeof...(Args) << ", got " << count;
   }
   return f(Argument<std::decay_t<Args>>(function, args, I)...);
 }
@@ -180,13 +254,17 @@ void Call(const char* function, R (*f)(Args...), const TVMFFIAny* args, int coun
 }  // namespace ffi
 }  // namespace flashinfer
 
-/// Export a function that returns nothing or a number. The stock TVM_FFI_DLL_EXPORT_TYPED_FUNC works as well.
-#define FLASHINFER_EXPORT(name, function)                                                                              \
+/// Export an expression of `args`, `count` and `result`.
+#define FLASHINFER_EXPORT_BODY(name, ...)                                                                              \
   extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) { \
-    TVM_FFI_SAFE_CALL_BEGIN();                                                                                         \
-    flashinfer::ffi::Call(#name, function, args, count, result);                                                       \
-    TVM_FFI_SAFE_CALL_END();                                                                                           \
+    return flashinfer::ffi::SafeCall([](const TVMFFIAny* args, [[maybe_unused]] int32_t count,                         \
+                                        [[maybe_unused]] TVMFFIAny* result) { __VA_ARGS__; },                          \
+                                     args, count, result);                                                             \
   }
+
+/// Export a function that returns nothing or a number. The stock TVM_FFI_DLL_EXPORT_TYPED_FUNC works as well.
+#define FLASHINFER_EXPORT(name, function) \
+  FLASHINFER_EXPORT_BODY(name, flashinfer::ffi::Call(#name, function, args, count, result))
 
 // ------------------------------------------------------------------------------------------------ stream, device
 
@@ -252,9 +330,9 @@ inline bool UsePdl([[maybe_unused]] bool is_allowed, [[maybe_unused]] DLDevice d
 /// Turn a kernel entry's status into an exception that names the op.
 inline void CheckStatus(const char* op, flashinfer::Status status) {
 #ifdef FLASHINFER_CPU
-  if (status != 0) TVM_FFI_THROW(RuntimeError) << op << ": CPU kernel failed with status " << status;
+  if (status != 0) FLASHINFER_THROW(RuntimeError) << op << ": CPU kernel failed with status " << status;
 #else
-  if (status != cudaSuccess) TVM_FFI_THROW(RuntimeError) << op << ": CUDA error: " << cudaGetErrorString(status);
+  if (status != cudaSuccess) FLASHINFER_THROW(RuntimeError) << op << ": CUDA error: " << cudaGetErrorString(status);
 #endif
 }
 
@@ -270,63 +348,60 @@ class Expect {
   /// Check that the tensor is on the kind of device that this module was built for.
   const Expect& on_device() const {
 #ifdef FLASHINFER_CPU
-    if (t_.device().device_type != kDLCPU) Fail(" must be on cpu, got " + DeviceName(t_.device()));
+    if (t_.device().device_type != kDLCPU) Fail() << " must be on cpu, got " << t_.device();
 #else
-    if (t_.device().device_type != kDLCUDA) Fail(" must be on a CUDA device, got " + DeviceName(t_.device()));
+    if (t_.device().device_type != kDLCUDA) Fail() << " must be on a CUDA device, got " << t_.device();
 #endif
     return *this;
   }
   const Expect& same_device(const TensorView& other, const char* of) const {
     if (!SameDevice(t_.device(), other.device())) {
-      Fail(" must be on " + DeviceName(other.device()) + " (the device of " + of + "), got " + DeviceName(t_.device()));
+      Fail() << " must be on " << other.device() << " (the device of " << of << "), got " << t_.device();
     }
     return *this;
   }
   const Expect& rank(int low, int high) const {
     if (t_.ndim() < low || t_.ndim() > high) {
-      Fail(" must have " + std::to_string(low) + (high != low ? " to " + std::to_string(high) : "") +
-           (high == 1 ? " dimension, got " : " dimensions, got ") + std::to_string(t_.ndim()));
+      const char* const kind = high == 1 ? " dimension, got " : " dimensions, got ";
+      if (low == high) Fail() << " must have " << low << kind << t_.ndim();
+      Fail() << " must have " << low << " to " << high << kind << t_.ndim();
     }
     return *this;
   }
   const Expect& rank(int n) const { return rank(n, n); }
   const Expect& dim(int index, int64_t expected, const char* because) const {
     if (t_.size(index) != expected) {
-      Fail(".shape[" + std::to_string(index) + "] must be " + std::to_string(expected) + " (" + because + "), got " +
-           std::to_string(t_.size(index)));
+      Fail() << ".shape[" << index << "] must be " << expected << " (" << because << "), got " << t_.size(index);
     }
     return *this;
   }
   const Expect& numel(int64_t expected) const {
     if (t_.numel() != expected) {
-      Fail(" must have " + std::to_string(expected) + (expected == 1 ? " element, got " : " elements, got ") +
-           std::to_string(t_.numel()));
+      Fail() << " must have " << expected << (expected == 1 ? " element, got " : " elements, got ") << t_.numel();
     }
     return *this;
   }
   const Expect& same_shape(const TensorView& other, const char* of) const {
     bool equal = t_.ndim() == other.ndim();
     for (int i = 0; equal && i < t_.ndim(); ++i) equal = t_.size(i) == other.size(i);
-    if (!equal) Fail(" must have shape " + Shape(other) + " (the shape of " + of + "), got " + Shape(t_));
+    if (!equal) Fail() << " must have shape " << Shape(other) << " (the shape of " << of << "), got " << Shape(t_);
     return *this;
   }
   const Expect& dtype(std::initializer_list<DLDataType> allowed) const {
-    std::string names;
     for (DLDataType d : allowed) {
       if (encode_dlpack_dtype(d) == encode_dlpack_dtype(t_.dtype())) return *this;
     }
-    for (DLDataType d : allowed) names += (names.empty() ? "" : " or ") + DTypeName(d);
-    Fail(" must be " + names + ", got " + DTypeName(t_.dtype()));
+    FailDType(allowed);
   }
   const Expect& same_dtype(const TensorView& other, const char* of) const {
     if (encode_dlpack_dtype(other.dtype()) != encode_dlpack_dtype(t_.dtype())) {
-      Fail(" must be " + DTypeName(other.dtype()) + " (the dtype of " + of + "), got " + DTypeName(t_.dtype()));
+      Fail() << " must be " << other.dtype() << " (the dtype of " << of << "), got " << t_.dtype();
     }
     return *this;
   }
   const Expect& last_dim_contiguous() const {
     if (t_.size(-1) > 1 && t_.stride(-1) != 1) {
-      Fail(".stride(-1) must be 1 (the last dimension must be contiguous), got " + std::to_string(t_.stride(-1)));
+      Fail() << ".stride(-1) must be 1 (the last dimension must be contiguous), got " << t_.stride(-1);
     }
     return *this;
   }
@@ -334,24 +409,25 @@ class Expect {
   const Expect& distinct() const {
     for (int i = 0; i < t_.ndim(); ++i) {
       if (t_.size(i) > 1 && t_.stride(i) == 0) {
-        Fail(".stride(" + std::to_string(i) + ") must not be 0 for an output (its elements would share memory), got 0");
+        Fail() << ".stride(" << i << ") must not be 0 for an output (its elements would share memory), got 0";
       }
     }
     return *this;
   }
   const Expect& contiguous() const {
-    if (!t_.IsContiguous()) Fail(" must be contiguous, got strides " + Sizes(t_.strides()));
+    if (!t_.IsContiguous()) Fail() << " must be contiguous, got strides " << Sizes(t_.strides());
     return *this;
   }
 
  private:
-  /// Throw without the C++ stack frames of TVM_FFI_THROW, which do not help a Python user and take 0.9 s the first
-  /// time.
-  [[noreturn]] void Fail(const std::string& text) const {
-    throw tvm::ffi::Error("ArgumentError", std::string(op_) + ": " + name_ + text, "");
+  flashinfer::ffi::ErrorText Fail() const { return flashinfer::ffi::ErrorText("ArgumentError", op_, name_); }
+  [[noreturn]] __attribute__((noinline, cold)) void FailDType(std::initializer_list<DLDataType> allowed) const {
+    std::string names;
+    for (DLDataType d : allowed) names += (names.empty() ? "" : " or ") + DTypeName(d);
+    Fail() << " must be " << names << ", got " << t_.dtype();
   }
   static std::string Shape(const TensorView& t) { return Sizes(t.shape()); }
-  static std::string Sizes(tvm::ffi::ShapeView sizes) {
+  __attribute__((cold)) static std::string Sizes(tvm::ffi::ShapeView sizes) {
     std::string text = "(";
     for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
     return text + (sizes.size() == 1 ? ",)" : ")");
@@ -363,19 +439,19 @@ class Expect {
 };
 
 // Check macros that published launchers use. Error messages contain the C++ spelling of the argument.
-#define CHECK_CPU(x)                                                                                       \
-  do {                                                                                                     \
-    if ((x).device().device_type != kDLCPU)                                                                \
-      TVM_FFI_THROW(ArgumentError) << #x " must be a CPU tensor, got one on " << DeviceName((x).device()); \
+#define CHECK_CPU(x)                                                                              \
+  do {                                                                                            \
+    if ((x).device().device_type != kDLCPU)                                                       \
+      FLASHINFER_THROW(ArgumentError) << #x " must be a CPU tensor, got one on " << (x).device(); \
   } while (0)
-#define CHECK_CUDA(x)                                                                                       \
-  do {                                                                                                      \
-    if ((x).device().device_type != kDLCUDA)                                                                \
-      TVM_FFI_THROW(ArgumentError) << #x " must be a CUDA tensor, got one on " << DeviceName((x).device()); \
+#define CHECK_CUDA(x)                                                                              \
+  do {                                                                                             \
+    if ((x).device().device_type != kDLCUDA)                                                       \
+      FLASHINFER_THROW(ArgumentError) << #x " must be a CUDA tensor, got one on " << (x).device(); \
   } while (0)
-#define CHECK_CONTIGUOUS(x)                                                                                   \
-  do {                                                                                                        \
-    if (!(x).IsContiguous()) TVM_FFI_THROW(ArgumentError) << #x " must be contiguous, got strides of a view"; \
+#define CHECK_CONTIGUOUS(x)                                                                                      \
+  do {                                                                                                           \
+    if (!(x).IsContiguous()) FLASHINFER_THROW(ArgumentError) << #x " must be contiguous, got strides of a view"; \
   } while (0)
 #define CHECK_LAST_DIM_CONTIGUOUS(x) Expect(__func__, #x, x).last_dim_contiguous()
 #define CHECK_INPUT(x)   \
@@ -422,7 +498,7 @@ void DispatchFloat(DLDataType dtype, F&& f) {
     case encode_dlpack_dtype(dl_bfloat16):
       return f(TypeTag<flashinfer::bfloat16_t>{});
     default:
-      TVM_FFI_THROW(ArgumentError) << "no kernel for dtype " << DTypeName(dtype);
+      FLASHINFER_THROW(ArgumentError) << "no kernel for dtype " << dtype;
   }
 }
 
@@ -432,15 +508,15 @@ void DispatchFloat(DLDataType dtype, F&& f) {
     using NAME [[maybe_unused]] = T;               \
     return __VA_ARGS__();                          \
   }
-#define FLASHINFER_DISPATCH(dtype, CASES)                                                                     \
-  [&]() -> bool {                                                                                             \
-    switch (encode_dlpack_dtype(dtype)) {                                                                     \
-      CASES                                                                                                   \
-      default:                                                                                                \
-        TVM_FFI_THROW(ArgumentError) << __func__ << ": no kernel for " << DTypeName(dtype) << " (dtype code " \
-                                     << int((dtype).code) << ", " << int((dtype).bits) << " bits)";           \
-    }                                                                                                         \
-    return false;                                                                                             \
+#define FLASHINFER_DISPATCH(dtype, CASES)                                                              \
+  [&]() -> bool {                                                                                      \
+    switch (encode_dlpack_dtype(dtype)) {                                                              \
+      CASES                                                                                            \
+      default:                                                                                         \
+        FLASHINFER_THROW(ArgumentError) << __func__ << ": no kernel for " << dtype << " (dtype code "  \
+                                        << int((dtype).code) << ", " << int((dtype).bits) << " bits)"; \
+    }                                                                                                  \
+    return false;                                                                                      \
   }()
 #define FLASHINFER_CASES_FP16(NAME, ...)                                         \
   FLASHINFER_DISPATCH_CASE(dl_float16, flashinfer::float16_t, NAME, __VA_ARGS__) \
