@@ -1,16 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exports of the norm module.
-#include "tvm_ffi_utils.h"
-
-void rmsnorm(TensorView out, TensorView input, TensorView weight, double eps, double weight_bias, bool enable_pdl);
-void fused_add_rmsnorm(TensorView input, TensorView residual, TensorView weight, double eps, double weight_bias,
-                       bool enable_pdl);
-void rmsnorm_quant(TensorView out, TensorView input, TensorView weight, TensorView scale, double eps, bool enable_pdl);
-void fused_add_rmsnorm_quant(TensorView out, TensorView input, TensorView residual, TensorView weight, TensorView scale,
-                             double eps, bool enable_pdl);
-void rmsnorm_silu(TensorView out, TensorView input, TensorView weight, double eps);
-void layernorm(TensorView out, TensorView input, TensorView gamma, TensorView beta, double eps);
-void layernorm_quant(TensorView out, TensorView input, TensorView gamma, TensorView beta, TensorView scale, double eps);
+#include "norm.cu"
 
 FLASHINFER_EXPORT(rmsnorm, rmsnorm)
 FLASHINFER_EXPORT(fused_add_rmsnorm, fused_add_rmsnorm)

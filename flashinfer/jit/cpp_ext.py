@@ -91,7 +91,7 @@ def translation_units(spec: ModuleSpec) -> list[Unit]:
         speaks_ffi = any(_FFI.search(texts[part]) for part in (source, *includes[source]))
         needs_helper = speaks_ffi and _needs_preinclude(text)
         object_name = _object_name(source, {unit.object_name for unit in units})
-        has_kernels = source not in spec.host_sources
+        has_kernels = any(part not in spec.host_sources for part in (source, *includes[source]))
         units.append(Unit(source, "nvcc" if uses_nvcc else "cxx", needs_helper, object_name, has_kernels))
     return units
 

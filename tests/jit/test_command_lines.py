@@ -231,12 +231,11 @@ def test_sources_without_kernels_are_optimised_less(workshop, toolkit, monkeypat
 
 
 def test_modules_of_one_stem(toolkit):
-    """Check which units of a CPU module have no kernels: a binding, and the launcher of an attention module."""
-    norm = cpp_ext.translation_units(gen_norm_module("cpu"))
-    assert [(unit.source.name, unit.has_kernels) for unit in norm] == [
-        ("norm.cu", True),
-        ("norm_jit_binding.cu", False),
-    ]
+    """Check that launcher and binding are one unit, and which have no kernels: those of CUDA and of attention."""
+    for backend, has_kernels in (("cpu", True), ("cuda", False)):
+        first, *_ = cpp_ext.translation_units(gen_norm_module(backend))
+        assert (first.source.name, first.tool, first.has_kernels) == ("norm_jit_binding.cu", "cxx", has_kernels)
+    assert len(cpp_ext.translation_units(gen_norm_module("cpu"))) == 1
     types = (torch.float16, torch.float16, torch.float16)
     decode = gen_single_decode_module(*types, 64, 64, 0, False, False, device="cpu")
     assert {unit.source.name: unit.has_kernels for unit in cpp_ext.translation_units(decode)} == {
