@@ -12,8 +12,7 @@ import logging
 import re
 from typing import Iterable, Optional
 
-import torch
-
+from ._runtime.arch import get_visible_capabilities
 from ._runtime.errors import ArgumentError
 from ._runtime.knobs import knobs
 
@@ -112,8 +111,7 @@ class CompilationContext:
     def _detect(self) -> set[Target]:
         """Return the targets of the visible GPUs. Having none is reported only when something is to be compiled."""
         try:
-            gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-            return {_with_suffix(*torch.cuda.get_device_capability(gpu)) for gpu in gpus}
+            return {_with_suffix(*capability) for capability in get_visible_capabilities()}
         except (RuntimeError, AssertionError) as error:  # raised after a fork, with an old driver, without CUDA
             reason = str(error).splitlines()[0]
         if not self._warned:

@@ -12,6 +12,7 @@ integer_math     rounding of tile counts and paddings
 enums            mask, position encoding and layout, as the kernels number them
 cache_buffers    scratch memory that outlives a call
 codegen_wrapper  wrapper functions with the signature of the function they wrap
+nvml             questions to the driver that do not initialise CUDA
 arch             device probes and named sets of compute capabilities
 allocation       allocation of results
 checks           shape, dtype and device of tensors

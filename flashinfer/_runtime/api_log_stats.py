@@ -26,8 +26,11 @@ _get_module = module_cache(gen_api_log_stats_module)
 
 
 def load_stats_kernel() -> Optional[Kernel]:
-    """Build and open the module, which creates no CUDA context; ``None`` without a GPU."""
-    return _get_module().api_log_stats if torch.cuda.is_available() else None
+    """Build and open the module, which creates no CUDA context; ``None`` without a GPU.
+
+    The GPUs are counted because ``is_available()`` calls the driver: CUDA would be of no use in children forked later.
+    """
+    return _get_module().api_log_stats if torch.cuda.device_count() > 0 else None
 
 
 def deferred_statistics(tensor: torch.Tensor, kernel: Optional[Kernel]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterable, Optional, TypeVar, Union
 
 import torch
 
+from . import nvml
 from .codegen_wrapper import traced_as_constant
 from .errors import ArgumentError
 
@@ -42,6 +43,7 @@ __all__ = [
     "get_device_sm_count",
     "get_gpu_memory_bandwidth",
     "get_shared_bytes_per_block_optin",
+    "get_visible_capabilities",
     "is_cvt_rs_supported",
     "is_sm100a_supported",
     "is_sm100f_supported",
@@ -138,6 +140,19 @@ def get_device_properties(index: int) -> Any:
 def get_compute_capability(index: int) -> tuple[int, int]:
     """``(major, minor)`` of a CUDA device; ``ArgumentError`` for any other device."""
     return torch.cuda.get_device_capability(index)
+
+
+def get_visible_capabilities() -> set[tuple[int, int]]:
+    """Return the capabilities of the visible GPUs; empty without one.
+
+    torch initialises CUDA to answer, after which children that are forked cannot use it. So NVML is asked as long as
+    CUDA is not initialised, and torch only where NVML cannot tell.
+    """
+    count = torch.cuda.device_count()  # asks NVML too, where is_available() would call the driver
+    if count == 0:
+        return set()
+    found = None if torch.cuda.is_initialized() else nvml.visible_capabilities()
+    return found or {torch.cuda.get_device_capability(index) for index in range(count)}
 
 
 @_per_device

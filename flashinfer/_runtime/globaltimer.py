@@ -13,6 +13,7 @@ import torch
 from ..jit.globaltimer import gen_globaltimer_module
 from .errors import ArgumentError
 from .knobs import knobs
+from .nvml import nvml_session
 
 __all__ = ["get_globaltimer_kernel", "is_confidential_compute"]
 
@@ -53,14 +54,11 @@ class _ConfidentialComputeState(ctypes.Structure):
 
 @functools.cache
 def _nvml_says_so() -> bool:
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        if nvml.nvmlInit_v2() != 0:
+    with nvml_session() as nvml:
+        if nvml is None:
             return False
+        state = _ConfidentialComputeState()
         try:
-            state = _ConfidentialComputeState()
             return nvml.nvmlSystemGetConfComputeState(ctypes.byref(state)) == 0 and state.feature != 0
-        finally:
-            nvml.nvmlShutdown()
-    except (OSError, AttributeError):  # no driver, or one from before confidential computing
-        return False
+        except AttributeError:  # a driver from before confidential computing
+            return False

@@ -11,6 +11,7 @@ from packaging.version import Version
 
 import flashinfer.jit
 from flashinfer import compilation_context
+from flashinfer._runtime import nvml
 from flashinfer._runtime.arch import HOPPER_ON_MAJORS
 from flashinfer.compilation_context import CompilationContext, sm90a_nvcc_flags, sm120f_nvcc_flags
 from flashinfer.jit import cpp_ext
@@ -112,6 +113,7 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(capabilities))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: capabilities[i])
+        monkeypatch.setattr(nvml, "visible_capabilities", lambda: None)  # tests/utils/test_nvml.py is about it
 
     return install
 
