@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import tempfile
 import types
 
 import pytest
@@ -15,6 +16,7 @@ import flashinfer
 from flashinfer import trace_apply
 from flashinfer._runtime.errors import ArgumentError
 from flashinfer.trace import BuildSpec, Solution, SourceFile
+from flashinfer.trace.apply import solutions
 from flashinfer.trace.templates.attention import gqa_paged_decode_trace
 from flashinfer.trace.templates.norm import fused_add_rmsnorm_trace, rmsnorm_trace
 from flashinfer.trace_apply.adapt import (
@@ -246,6 +248,63 @@ def test_solutions_of_cpp():
     assert flashinfer.rmsnorm(ones(2, 8), ones(8)).eq(9).all()
 
 
+PROGRAM = """
+    import multiprocessing, os, pathlib, sys, torch
+    import flashinfer
+    from flashinfer.trace import Solution
+
+    SOURCES = {
+        "main.py": "from part import FACTOR\\ndef run(hidden_states, weight):\\n    return hidden_states * FACTOR",
+        "part.py": "FACTOR = 6",
+    }
+
+    def folders():
+        return {path.name for path in pathlib.Path(os.environ["TMPDIR"]).glob("flashinfer_solution_*")}
+
+    def call():
+        spec = {"language": "python", "target_hardware": ["CPU"], "entry_point": "main.py::run"}
+        sources = [{"path": path, "content": text} for path, text in SOURCES.items()]
+        entry = {"name": "six", "definition": "rmsnorm_h8", "author": "me", "spec": spec, "sources": sources}
+        flashinfer.trace_apply.enable_apply({"rmsnorm_h8": Solution.from_dict(entry)})
+        assert flashinfer.rmsnorm(torch.ones(2, 8), torch.ones(8)).eq(6).all()
+
+    END
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "call(); assert len(folders()) == 1",
+        "call(); SOURCES['main.py'] = 'raise KeyError'\n    try: call()\n    except KeyError: print('raised')",
+        # A worker deletes its own folder and leaves that of its parent, whichever way it ends.
+        "call(); mine = folders()\n"
+        "    worker = multiprocessing.get_context('fork').Process(target=call)\n"
+        "    worker.start(); worker.join(); assert worker.exitcode == 0 and folders() == mine\n"
+        "    child = os.fork()\n    if child == 0: sys.exit()\n"
+        "    assert os.waitpid(child, 0)[1] == 0 and folders() == mine",
+    ],
+    ids=["end", "exception", "children"],
+)
+def test_no_folder_is_left(tmp_path, end):
+    execute(PROGRAM.replace("END", end), tmp_path, TMPDIR=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_native_solution_is_compiled_once(tmp_path, monkeypatch):
+    text = '#include <tvm/ffi/tvm_ffi.h>\n#include "part.h"\nTVM_FFI_DLL_EXPORT_TYPED_FUNC(five, Five);\n'
+    part = "inline int Five() { return 5; }\n"
+    spec = BuildSpec("cpp", ["CPU"], "main.cc::five", binding="tvm-ffi")
+    files = [SourceFile("main.cc", text), SourceFile("part.h", part)]
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    native = Solution("five", "rmsnorm_h8", "me", spec, files)
+    assert solutions._load_native(native)() == 5
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    assert solutions._load_native(native)() == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
 def test_a_folder_of_solutions(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "six.json").write_text(json.dumps(solution()))
@@ -263,15 +322,15 @@ def test_a_folder_of_solutions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "solutions, text",
+    "given, text",
     [
         ({"rmsnorm_h8": 3}, r"solutions\['rmsnorm_h8'\] must be a function or a Solution, got 3"),
         (None, "solutions must be given where FLASHINFER_TRACE_APPLY_PATH is not set"),
     ],
 )
-def test_wrong_arguments(solutions, text):
+def test_wrong_arguments(given, text):
     with pytest.raises(ArgumentError, match=text):
-        trace_apply.enable_apply(solutions)
+        trace_apply.enable_apply(given)
     assert not trace_apply.is_enabled()
 
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import shutil
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from multiprocessing.util import Finalize
 from pathlib import Path, PurePosixPath
 from typing import Any, Callable, Mapping, Optional, Union
 
 from ..._runtime.errors import ArgumentError
+from ...jit import env as jit_env
+from ...jit.core import gen_jit_spec
+from ...jit.utils import write_if_different
 from ..solution import Solution, SupportedBindings, SupportedLanguages
 
 __all__ = ["Candidate", "Definition", "candidates_of", "load"]
@@ -120,22 +125,32 @@ def _of_solution(definition: str, solution: Solution) -> Candidate:
     return Candidate(definition, solution, None, spec.destination_passing_style, spec.language in _NATIVE)
 
 
-def _write_sources(solution: Solution) -> Path:
-    """Write the files of a solution to a new private folder."""
-    folder = Path(tempfile.mkdtemp(prefix="flashinfer_solution_"))
+def _place_sources(solution: Solution, folder: Path) -> dict[Path, str]:
+    """Return the text of each file of a solution by its path in ``folder``."""
     for source in solution.sources:
         relative = PurePosixPath(source.path)
         if relative.is_absolute() or ".." in relative.parts:
             raise ArgumentError(f"trace_apply: {solution.name}: paths of sources must stay inside, got {source.path!r}")
-        target = folder / relative
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(source.content)
-    return folder
+    return {folder / source.path: source.content for source in solution.sources}
+
+
+def _make_private_folder() -> Path:
+    """Make a folder that exists until this process ends: Triton and tracebacks read sources long after the import.
+
+    ``Finalize`` serves workers of multiprocessing, which leave without the functions of ``atexit``, and is not run by
+    the forked children of the process that made the folder.
+    """
+    folder = tempfile.mkdtemp(prefix="flashinfer_solution_")
+    Finalize(None, shutil.rmtree, (folder, True), exitpriority=0)
+    return Path(folder)
 
 
 def _load_python(solution: Solution) -> Callable[..., Any]:
     file, name = solution.spec.entry_point.split("::")
-    folder = _write_sources(solution)
+    texts = _place_sources(solution, Path())
+    folder = _make_private_folder()
+    for path, text in texts.items():
+        write_if_different(folder / path, text)
     title = f"_flashinfer_solution_{folder.name}"
     spec = importlib.util.spec_from_file_location(title, folder / file)
     if spec is None or spec.loader is None:
@@ -154,13 +169,17 @@ def _load_python(solution: Solution) -> Callable[..., Any]:
 
 
 def _load_native(solution: Solution) -> Callable[..., Any]:
-    """Build the sources with the compiler of our modules; the exported function takes arguments by position."""
-    from ...jit.core import gen_jit_spec
+    """Build the sources with the compiler of our modules; the exported function takes arguments by position.
 
-    name = solution.spec.entry_point.split("::")[1]
-    folder = _write_sources(solution)
-    sources = [folder / s.path for s in solution.sources if s.path.endswith((".cu", ".cc", ".cpp"))]
-    digest = hashlib.sha256("".join(s.path + s.content for s in solution.sources).encode()).hexdigest()[:16]
+    The sources are placed like those that our generators render, under a name made of their contents: a solution is
+    compiled once, and ``flashinfer clear-cache`` deletes it.
+    """
+    function = solution.spec.entry_point.split("::")[1]
+    content = "\0".join(text for source in solution.sources for text in (source.path, source.content))
+    name = f"solution_{hashlib.sha256(content.encode()).hexdigest()[:16]}"
     backend = "cpu" if solution.spec.language is SupportedLanguages.CPP else "cuda"
-    spec = gen_jit_spec(f"solution_{digest}", sources, extra_include_paths=[folder], backend=backend)
-    return getattr(spec.build_and_load(), name)
+    folder = jit_env.gen_src_dir(backend) / name
+    texts = _place_sources(solution, folder)
+    sources = [path for path in texts if path.suffix in (".cu", ".cc", ".cpp")]
+    spec = gen_jit_spec(name, sources, extra_include_paths=[folder], backend=backend, generated=texts)
+    return getattr(spec.build_and_load(), function)
