@@ -229,6 +229,9 @@ class Knobs:
     use_cuda_norm = Knob(
         "FLASHINFER_USE_CUDA_NORM", _flag, False, "accepted for compatibility: norms always use the CUDA kernels", "ops"
     )
+    build_nvep = Knob("BUILD_NVEP", _flag, False, "1: flashinfer.moe_ep warns if it finds no transport", "ops")
+    build_nccl_ep = Knob("BUILD_NCCL_EP", _flag, False, "1: the same as BUILD_NVEP", "ops")
+    build_nixl_ep = Knob("BUILD_NIXL_EP", _flag, False, "1: the same as BUILD_NVEP", "ops")
 
     fmha_v2_verbose = Knob(
         "FLASHINFER_FMHA_V2_VERBOSE",

@@ -1,17 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expert-parallel mixture-of-experts layers: the part that needs no other rank.
 
-Here are the data classes, the options of transports, the weights of a rank and the checks. Transports need several GPUs
-and packages of others: :func:`available_backends` lists those that are installed.
+Here are the data classes, the options of transports, the weights of a rank, the checks, and layers of a single rank
+(transport ``local``). Other transports need several GPUs and packages of others: :func:`available_backends` lists those
+that are installed.
 """
 
 from .algo_knobs import *
 from .algo_knobs import __all__ as _knobs
-from .availability import available_backends, have_nccl_ep, have_nixl_ep, supports_fault_tolerance
+from .availability import available_backends, have_nccl_ep, have_nixl_ep, supports_fault_tolerance, warn_about_builds
 from .config import *
 from .config import __all__ as _config
 from .errors import *
 from .errors import __all__ as _errors
+from .fleet import *
+from .fleet import __all__ as _fleet
+from .fused import FusedMoeKernelConfig
+from .kernels import IdentityConfig, SplitKernelContext, kernel_requires_weights, run_split_kernel
+from .layers import *
+from .layers import __all__ as _layers
+from .mega import preprocess_sm90_push_fp8_mega_weights
+from .mega_configs import *
+from .mega_configs import __all__ as _mega
+from .runtime import bootstrap_moe_ep_runtime, ensure_moe_ep_cuda_device, finalize_moe_ep_runtime
+from .transports import *
+from .transports import __all__ as _transports
 from .validation import *
 from .validation import __all__ as _validation
 from .weights import *
@@ -21,10 +34,25 @@ __all__ = [
     *_knobs,
     *_config,
     *_errors,
+    *_fleet,
+    *_layers,
+    *_mega,
+    *_transports,
     *_validation,
     *_weights,
+    "FusedMoeKernelConfig",
+    "IdentityConfig",
+    "SplitKernelContext",
     "available_backends",
+    "bootstrap_moe_ep_runtime",
+    "ensure_moe_ep_cuda_device",
+    "finalize_moe_ep_runtime",
     "have_nccl_ep",
     "have_nixl_ep",
+    "kernel_requires_weights",
+    "preprocess_sm90_push_fp8_mega_weights",
+    "run_split_kernel",
     "supports_fault_tolerance",
 ]
+
+warn_about_builds()

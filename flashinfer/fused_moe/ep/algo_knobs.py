@@ -14,7 +14,9 @@ __all__ = [
     "FleetAlgoKnobAllocator",
     "FleetAlgoKnobFaultTolerance",
     "FleetAlgoKnobNumChannelsPerRank",
+    "FleetAlgoKnobNumQpsPerRank",
     "FleetAlgoKnobQuantization",
+    "FleetAlgoKnobRdmaBufferSize",
     "FleetAlgoKnobTopologyCapacity",
     "HandleAlgoKnobNumReceivedTokens",
     "HandleAlgoKnobSplitOperation",
@@ -83,6 +85,20 @@ class FleetAlgoKnobNumChannelsPerRank(AlgoKnob):
     """Channels between two ranks."""
 
     n: int
+
+
+@dataclass(frozen=True)
+class FleetAlgoKnobNumQpsPerRank(AlgoKnob):
+    """Queue pairs between two ranks."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class FleetAlgoKnobRdmaBufferSize(AlgoKnob):
+    """Bytes of the buffer that other nodes write to."""
+
+    bytes_: int
 
 
 @dataclass(frozen=True)

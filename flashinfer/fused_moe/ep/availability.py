@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 
-__all__ = ["available_backends", "have_nccl_ep", "have_nixl_ep", "supports_fault_tolerance"]
+from ..._runtime.knobs import knobs
+
+__all__ = ["available_backends", "have_nccl_ep", "have_nixl_ep", "supports_fault_tolerance", "warn_about_builds"]
 
 
 def _is_installed(module: str) -> bool:
@@ -33,3 +36,17 @@ def available_backends() -> list[str]:
 def supports_fault_tolerance(backend: object) -> bool:
     """Tell whether a transport goes on without a rank: none does here. Never raises."""
     return False
+
+
+def warn_about_builds() -> None:
+    """Warn if variables ask for transports and none is installed."""
+    flags = {
+        "BUILD_NVEP": knobs.build_nvep,
+        "BUILD_NCCL_EP": knobs.build_nccl_ep,
+        "BUILD_NIXL_EP": knobs.build_nixl_ep,
+    }
+    asked = [name for name, is_set in flags.items() if is_set]
+    if asked and not available_backends():
+        warnings.warn(
+            f"flashinfer.moe_ep: {', '.join(asked)} is set, but no transport is installed", RuntimeWarning, stacklevel=2
+        )

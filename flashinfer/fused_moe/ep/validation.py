@@ -17,10 +17,13 @@ __all__ = [
     "bootstrap_ep_rank_world",
     "bootstrap_ep_world_size",
     "ensure_bootstrap_dist_validated",
+    "validate_arch_for_backend",
     "validate_bootstrap_process_group_ready",
     "validate_bootstrap_world_size",
     "validate_fleet_params",
     "validate_fleet_weights",
+    "validate_mega_arch",
+    "validate_mega_arch_sm90",
     "validate_mega_fleet_params",
     "validate_mega_forward_inputs",
     "validate_split_forward_inputs",
@@ -154,6 +157,36 @@ def validate_fleet_params(
     if QuantType.UE8M0 in quants and torch.cuda.is_available() and torch.cuda.get_device_capability() < (10, 0):
         major, minor = torch.cuda.get_device_capability()
         raise MoEEpArchError(f"{op}: quant must not be UE8M0 before SM100, got SM{major}{minor}")
+
+
+def _capability() -> Optional[tuple[int, int]]:
+    """Return the capability of the current GPU; None without one."""
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+
+
+def validate_arch_for_backend(backend: str) -> None:
+    """Check that a transport runs on this GPU with this torch; there is nothing to check without a GPU."""
+    found = _capability()
+    if found is None:
+        return
+    if (torch.version.cuda or "").split(".")[0] == "12":
+        raise MoEEpConfigError(f"{backend}: requires CUDA 13, got torch for CUDA {torch.version.cuda}")
+    if found < (9, 0):
+        raise MoEEpArchError(f"{backend}: requires sm_90+, got sm_{found[0]}{found[1]}")
+
+
+def validate_mega_arch() -> None:
+    """Check that kernels of Blackwell run on this GPU; there is nothing to check without a GPU."""
+    found = _capability()
+    if found is not None and found < (10, 0):
+        raise MoEEpArchError(f"mega kernel: requires sm_100+, got sm_{found[0]}{found[1]}")
+
+
+def validate_mega_arch_sm90() -> None:
+    """Check that kernels of Hopper run on this GPU; there is nothing to check without a GPU."""
+    found = _capability()
+    if found is not None and found != (9, 0):
+        raise MoEEpArchError(f"mega kernel: requires sm_90, got sm_{found[0]}{found[1]}")
 
 
 def _is_distributed() -> bool:
