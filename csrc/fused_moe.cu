@@ -48,15 +48,24 @@ LayerSizes WithSums(LayerSizes s, ActivationType type, bool use_sm90, Element ou
 /// Products on the CPU, with the interface of GroupedProduct.
 struct CpuProduct {
   Weights weights[2];
+  int64_t weights_per_tile[2] = {WEIGHTS_PER_TILE, WEIGHTS_PER_TILE};
 
   bool MultiplyAndActivate(const Operand&, const SortedPairs&, const Sums&, const ActivationParams&,
                            const Operand&) const {
     return false;
   }
   void Multiply(const Operand& a, int index, const SortedPairs& pairs, Sums* d) const {
-    flashinfer::fused_moe::Multiply(a, weights[index - 1], pairs, *d);
+    flashinfer::fused_moe::Multiply(a, weights[index - 1], pairs, *d, weights_per_tile[index - 1]);
   }
 };
+
+int64_t CheckedTile(int64_t weights) {
+  if (weights <= 0 || weights % WEIGHTS_PER_TILE != 0 || weights > MOST_WEIGHTS_PER_TILE) {
+    Refuse("weights per tile must be a multiple of " + std::to_string(WEIGHTS_PER_TILE) + " of at most " +
+           std::to_string(MOST_WEIGHTS_PER_TILE) + ", got " + std::to_string(weights));
+  }
+  return weights;
+}
 #endif
 
 /// Return the buffer: the caller's, if it is large enough, or a new one that `owner` keeps alive.
@@ -213,8 +222,11 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
   DeviceGuard guard(input.device());
   const bool pdl = UsePdl(enable_pdl, input.device());
 #if defined(FLASHINFER_CPU)
-  const CpuProduct products{{{fc1.data_ptr(), format, ElementOf(input), s.fc1_rows(), s.hidden, scales[0]},
-                             {fc2.data_ptr(), format, ElementOf(input), s.hidden, s.intermediate, scales[1]}}};
+  CpuProduct products{{{fc1.data_ptr(), format, ElementOf(input), s.fc1_rows(), s.hidden, scales[0]},
+                       {fc2.data_ptr(), format, ElementOf(input), s.hidden, s.intermediate, scales[1]}}};
+  for (int i = 0; i < 2 && product.has_value(); ++i) {  // tiles that were measured (cutlass_tuning.py)
+    products.weights_per_tile[i] = CheckedTile(product.value()(i + 1).cast<int64_t>());
+  }
 #else
   if (EnqueueMono(x, s, scales, buffer, w, activation, first_expert, adds_bias2, pdl)) return;
   const GroupedProduct products{x, s, scales, product, use_sm90, pdl};

@@ -266,6 +266,28 @@ void gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool w
   CheckStatus(OP, ENTRIES[IndexOf(c)](p, c, get_stream(device)));
 }
 
+/// Return gemm_sm90_experts with the tile and cluster of each product of a layer. The rule chooses for a tile of -1, and
+/// where a tile cannot serve a product.
+tvm::ffi::Function gemm_sm90_experts_with_tiles(int64_t tile1, int64_t cluster1, int64_t tile2, int64_t cluster2) {
+  for (int64_t tile : {tile1, tile2}) {
+    if (tile >= TILE_COUNT) {
+      FLASHINFER_THROW(ArgumentError) << OP << ": tile must be at most " << TILE_COUNT - 1 << ", got " << tile;
+    }
+  }
+  const auto multiply = [=](void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
+    const GemmProblem& p = *static_cast<const GemmProblem*>(problem);
+    const DLDevice device{kDLCUDA, int32_t(device_id)};
+    const int64_t tile =
+        weights_first ? tile2 : tile1;  // product 2 alone reads weights before the kernel before it ends
+    GemmConfig c = ChooseByRule(p, p.m, SmCount(device.device_id));
+    if (tile >= 0) UseTile(ShapeOf(p, p.m), TILES[tile], int(weights_first ? cluster2 : cluster1), &c);
+    c.enable_pdl = enable_pdl;
+    c.weights_first = c.groups_first = weights_first;
+    CheckStatus(OP, ENTRIES[IndexOf(c)](p, c, get_stream(device)));
+  };
+  return tvm::ffi::Function::FromTyped(multiply);
+}
+
 bool gemm_sm90_with_tile(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale,
                          Optional<TensorView> b_scale, Optional<TensorView> bias, Optional<TensorView> groups,
                          Optional<TensorView> weight_indices, int64_t grouping, int64_t scale_rows, int64_t tile,

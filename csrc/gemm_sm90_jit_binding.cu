@@ -4,6 +4,7 @@
 
 FLASHINFER_EXPORT(gemm_sm90, gemm_sm90)
 FLASHINFER_EXPORT(gemm_sm90_experts, gemm_sm90_experts)
+FLASHINFER_EXPORT(gemm_sm90_experts_with_tiles, gemm_sm90_experts_with_tiles)
 FLASHINFER_EXPORT(gemm_sm90_with_tile, gemm_sm90_with_tile)
 FLASHINFER_EXPORT(gemm_sm90_quantizing, gemm_sm90_quantizing)
 FLASHINFER_EXPORT(gemm_sm90_dense, gemm_sm90_dense)

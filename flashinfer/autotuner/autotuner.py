@@ -291,6 +291,7 @@ class AutoTuner(Trials, SavedResults):
         self._forget_loaded()
         self._published.clear()
         self._dirty = False
+        type(self).was_used = self.is_tuning_mode
         self.stats.failed_profiling_count.clear()
 
     def reset_statistics(self) -> None:

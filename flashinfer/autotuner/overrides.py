@@ -23,6 +23,9 @@ class _Overrides(NamedTuple):
 class Overrides:
     """The open ``autotune`` contexts. :class:`AutoTuner` reads them before the configuration of an operator."""
 
+    #: Whether results may exist: contexts with ``tune_mode`` were entered, or a file was loaded. Read on fast paths.
+    was_used = False
+
     def __init__(self) -> None:
         super().__init__()
         self.is_tuning_mode = False
@@ -50,6 +53,7 @@ class Overrides:
             )
         )
         self._count_contexts(+tune_mode)
+        type(self).was_used |= tune_mode
 
     def leave(self, tune_mode: bool) -> None:
         self._stack().pop()

@@ -8,7 +8,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Mapping, Optional, Union
+from typing import Any, ClassVar, Mapping, Optional, Union
 
 from .._runtime.errors import ArgumentError
 from .files import (
@@ -32,6 +32,8 @@ PathLike = Union[str, os.PathLike[str]]
 
 class SavedResults(ABC):
     """Results loaded from files and results not saved yet. :class:`AutoTuner` adds the measured ones."""
+
+    was_used: ClassVar[bool]  # of Overrides
 
     def __init__(self) -> None:
         self._file_configs: Results = {}  # runner class and tactic, by file key
@@ -72,6 +74,7 @@ class SavedResults(ABC):
         if self._fit(Path(path), content) is not Fit.YES:
             return False
         self._file_configs.update(results_in(content))
+        type(self).was_used |= bool(self._file_configs)
         self._records.update(_records_in(content))
         self._generations[_name(path)] = _generation_of(content)
         return True

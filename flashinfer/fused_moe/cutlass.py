@@ -145,7 +145,7 @@ def cutlass_fused_moe(
     use_mxfp8_act_scaling, min_latency_mode : bool
         Must be False.
     tune_max_num_tokens : int
-        No effect: tiles are chosen by a rule.
+        No effect: inside ``flashinfer.autotune()`` tiles are measured for up to 8192 tokens, else a rule chooses.
     enable_pdl : Optional[bool]
         Programmatic dependent launch; None turns it on where the GPU has it.
     activation_type : Union[int, ActivationType]

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Optional, Sequence
 
 import torch
 
 from .._runtime.dispatch import NativeFunction, use_pdl
 from .._runtime.torch_ops import called, register_custom_op
+from ..autotuner import AutoTuner
 from ..gemm.sm90 import Sm90Devices, Sm90Functions, W4Functions
 from ..jit.fused_moe.cutlass import get_fused_moe_module
 from ..jit.gemm import get_gemm_module
 from .cutlass_formats import Format
+from .cutlass_tuning import Product, tuned_product
 
 __all__ = ["fused_moe", "native_fused_moe", "sm90_kind", "sm90_product", "w4_product"]
 
@@ -64,19 +66,37 @@ def fused_moe(
 ) -> None:
     """Enqueue all stages of a layer of experts; arguments as in csrc/fused_moe.cu."""
     is_cuda = input.is_cuda
-    product: Optional[Callable[..., Any]] = None
-    is_sm90 = False
+    product: Product = None
+    kind: Optional[str] = None
     if is_cuda:
         kind = sm90_kind(input.get_device(), input.dtype, format)
-        is_sm90 = kind is not None
         if kind is None:
             product = _general_product[True]
         else:
             product = w4_product[kind] if format in _W4_KINDS else sm90_product[kind]
     # fmt: off
+    if AutoTuner.was_used:
+        product = _measured_product(
+            (output, input, experts, token_scales, fc1, fc2, bias1, bias2, scale1, scale2, factor1, factor2,
+             quant1, quant2, alpha, beta, limit, situ_beta, situ_linear_beta),
+            product, kind, (format, activation, first_expert, adds_bias2, kind is not None, use_pdl(input, enable_pdl)),
+        )
     native_fused_moe[is_cuda](
         output, input, experts, token_scales, fc1, fc2, bias1, bias2, scale1, scale2, factor1, factor2,
         quant1, quant2, alpha, beta, limit, situ_beta, situ_linear_beta, workspace, product, format, activation,
-        first_expert, adds_bias2, is_sm90, use_pdl(input, enable_pdl),
+        first_expert, adds_bias2, kind is not None, use_pdl(input, enable_pdl),
     )
     # fmt: on
+
+
+def _measured_product(
+    tensors: tuple[Any, ...], by_rule: Product, kind: Optional[str], options: tuple[Any, ...]
+) -> Product:
+    """Return the product whose tiles the autotuner chose; its trials allocate their workspaces."""
+    native = native_fused_moe[tensors[1].is_cuda]
+
+    def launch(inputs: Sequence[Any], product: Product) -> None:
+        native(*inputs, None, product, *options)
+
+    format, activation, first_expert, *_ = options
+    return tuned_product(kind, format, activation, first_expert, tensors, by_rule, launch)

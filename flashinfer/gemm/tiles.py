@@ -28,11 +28,14 @@ _MOST_SWAPPED_ROWS = 256
 _gemm_with_tile = Sm90Functions("gemm_sm90_with_tile")
 
 
-def tile_tactics(kind: str, m: int, k: int) -> list[tuple[int, int, bool]]:
-    """Return the tiles worth a trial for ``m`` tokens and sums of ``k`` elements, kind "bf16" or "fp8"."""
+def tile_tactics(kind: str, m: int, k: int, module: Optional[str] = None) -> list[tuple[int, int, bool]]:
+    """Return the tiles worth a trial for ``m`` tokens and sums of ``k`` elements, kind "bf16" or "fp8".
+
+    ``module`` has the tiles; its kind may be that of another scaling. None: ``kind``.
+    """
     k_blocks = max(1, k * (2 if kind == "bf16" else 1) // _K_BLOCK_BYTES)
     tactics = []
-    for i, tile in enumerate(tiles_of(kind)):
+    for i, tile in enumerate(tiles_of(module or kind)):
         if not tile.swapped:
             tactics += [(i, 1, False), (i, 2, False), (i, 2, True)] if m >= _FEWEST_ROWS else []
         elif m <= _MOST_SWAPPED_ROWS and m / 2 <= tile.block_m < 2 * max(8, m):

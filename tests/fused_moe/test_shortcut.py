@@ -9,6 +9,7 @@ import torch
 from flashinfer import utils
 from flashinfer._runtime.arch import get_compute_capability
 from flashinfer._runtime.shortcut import capability_of
+from flashinfer.autotuner import AutoTuner
 from flashinfer.fused_moe import cutlass_fused_moe, cutlass_op
 from flashinfer.tllm_enums import ActivationType
 
@@ -53,6 +54,7 @@ def layer(format: str, device: str = "cpu") -> dict:
 def native(monkeypatch):
     """Pretend that CPU tensors are on a Hopper; return the list of calls of native code, arguments by name."""
     calls = []
+    monkeypatch.setattr(AutoTuner, "was_used", False)  # tests that ran before may have tuned
     monkeypatch.setitem(capability_of, -1, 90)
     monkeypatch.setitem(
         cutlass_op.native_fused_moe, True, lambda *args: calls.append(dict(zip(NAMES, args, strict=True)))

@@ -24,6 +24,7 @@ struct Weights {
 };
 
 constexpr int64_t WEIGHTS_PER_TILE = 48;  // a multiple of the rows of weights in a pass
+constexpr int64_t MOST_WEIGHTS_PER_TILE = 4 * WEIGHTS_PER_TILE;
 
 /// Return the index of a folded scale: scales (experts, n, k / group) are stored as (experts, n / 64, k / 128, f, c),
 /// c = 16 / bytes, f = 64 * (128 / group) / c, with row 64 b + s f + i and group q (128 / group) + g at
@@ -99,20 +100,21 @@ inline gemm::GemmArguments ProductArguments(const Operand& a, const Weights& w) 
 }
 
 /// Multiply rows [begin, end) of an expert with weights [column, column + columns) and store the sums.
-inline void MultiplyRows(const gemm::GemmArguments& p, const gemm::Tile& whole, const Sums& d, int64_t d_column) {
+inline void MultiplyRows(const gemm::GemmArguments& p, const gemm::Tile& whole, const Sums& d, int64_t d_column,
+                         int64_t per_tile) {
   constexpr int64_t STRIP = gemm::STREAM_STRIP;
   const int64_t fitting = gemm::STREAM_BYTES / int64_t(sizeof(float)) / std::max<int64_t>(p.k, 1);
   const int64_t step = std::max(STRIP, std::min(gemm::STREAM_ROWS, fitting) / STRIP * STRIP);
-  static thread_local const cpu::Scratch sums(gemm::STREAM_ROWS * WEIGHTS_PER_TILE);
+  static thread_local const cpu::Scratch sums(gemm::STREAM_ROWS * MOST_WEIGHTS_PER_TILE);
   for (int64_t row = whole.row; row < whole.row + whole.rows; row += step) {
     gemm::Tile t = whole;
     t.row = row, t.rows = std::min(step, whole.row + whole.rows - row);
-    gemm::StreamTile(p, t, &sums[0], WEIGHTS_PER_TILE);
+    gemm::StreamTile(p, t, &sums[0], per_tile);
     gemm::WithElement(d.element, [&](auto type) {
       auto* to = static_cast<std::remove_const_t<std::remove_pointer_t<decltype(type)>>*>(d.data);
       for (int64_t i = 0; i < t.rows; ++i) {
         auto* out = to + (row + i) * d.columns + d_column;
-        const float* from = &sums[i * WEIGHTS_PER_TILE];
+        const float* from = &sums[i * per_tile];
         cpu::ForEachVec(t.columns,
                         [&](int64_t j, auto lanes) { cpu::Store(out + j, cpu::Load(from + j, lanes), lanes); });
       }
@@ -120,11 +122,13 @@ inline void MultiplyRows(const gemm::GemmArguments& p, const gemm::Tile& whole, 
   }
 }
 
-/// d[row] = a[row] times the weights of the row's expert.
-inline void Multiply(const Operand& a, const Weights& w, const SortedPairs& pairs, const Sums& d) {
+/// d[row] = a[row] times the weights of the row's expert. `per_tile` weights, a multiple of WEIGHTS_PER_TILE, are a unit
+/// of work: the sums do not depend on it.
+inline void Multiply(const Operand& a, const Weights& w, const SortedPairs& pairs, const Sums& d,
+                     int64_t per_tile = WEIGHTS_PER_TILE) {
   const bool is_packed = w.format >= Format::kMxfp4;
   const gemm::GemmArguments arguments = ProductArguments(a, w);
-  const int64_t tiles = (w.n + WEIGHTS_PER_TILE - 1) / WEIGHTS_PER_TILE;
+  const int64_t tiles = (w.n + per_tile - 1) / per_tile;
   std::vector<int32_t> used;
   for (int32_t e = 0; e < pairs.num_experts; ++e) {
     if (pairs.expert_offsets[e + 1] > pairs.expert_offsets[e]) used.push_back(e);
@@ -134,21 +138,21 @@ inline void Multiply(const Operand& a, const Weights& w, const SortedPairs& pair
   std::atomic<int64_t> next{0};
   // Experts differ in rows, so each thread takes the next tile when it is done. Products are counted by 16 as elements.
   cpu::ParallelFor(items, std::max<int64_t>(1, rows * w.n * w.k / 16 / items), [&](int64_t, int64_t) {
-    const cpu::Scratch decoded(is_packed ? WEIGHTS_PER_TILE * w.k : 0);
+    const cpu::Scratch decoded(is_packed ? per_tile * w.k : 0);
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
       const int32_t e = used[i / tiles];
-      const int64_t column = i % tiles * WEIGHTS_PER_TILE, columns = std::min(WEIGHTS_PER_TILE, w.n - column);
+      const int64_t column = i % tiles * per_tile, columns = std::min(per_tile, w.n - column);
       const int64_t row = pairs.expert_offsets[e];
       gemm::Tile t{row, pairs.expert_offsets[e + 1] - row, column, columns, 0, e, true};
       if (!is_packed) {
-        MultiplyRows(arguments, t, d, column);
+        MultiplyRows(arguments, t, d, column, per_tile);
         continue;
       }
       DecodeWeights(w, e, column, columns, &decoded[0]);
       gemm::GemmArguments p = arguments;
       p.b = {&decoded[0], Element::kFloat32, 0, w.k, 1};
       t.column = 0, t.weight = 0;
-      MultiplyRows(p, t, d, column);
+      MultiplyRows(p, t, d, column, per_tile);
     }
   });
 }

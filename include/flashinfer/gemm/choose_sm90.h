@@ -133,6 +133,18 @@ inline bool CanGate(bool is_block, const TileShape& tile) {
   return is_block ? tile.block_m == 128 && tile.block_n == 256 : tile.block_n % 128 == 0;
 }
 
+/// Take a tile that was measured instead of the one that the rule chose, if it can serve the product; `cluster` blocks
+/// split K of a swapped tile, and are 1 for others.
+inline void UseTile(const GemmShape& x, const TileShape& tile, int cluster, GemmConfig* c) {
+  const double most = tile.swapped ? std::min(tile.block_m > 64 ? 4.0 : 8.0, model::KBlocks(x)) : 1;
+  if (cluster < 1 || cluster > most) return;
+  if (tile.swapped ? x.is_gated && x.is_block : x.needs_swapped || (x.is_gated && !CanGate(x.is_block, tile))) return;
+  if (!tile.swapped && x.grouping == Grouping::kContiguous && CONTIGUOUS_ALIGNMENT % tile.block_m != 0) return;
+  c->swapped = tile.swapped, c->block_m = tile.block_m, c->block_n = tile.block_n, c->cluster = cluster;
+  c->share_b = false;
+  c->raster = ChooseRaster(c->block_m, c->block_n, c->blocks);
+}
+
 /// Choose among `count` tiles for a device of `sms` SMs.
 inline GemmConfig ChooseSm90(const GemmShape& x, const TileShape* tiles, int count, int sms) {
   GemmConfig best;

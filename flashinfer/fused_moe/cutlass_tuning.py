@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiles of the two products of ``cutlass_fused_moe``, measured by the autotuner for each bucket of token counts.
+
+Each product is an operator of the tuner (``cutlass_fused_moe::gemm1`` and ``gemm2``) whose trials run the whole layer,
+the other product by the rule. A tactic is ``(tile, cluster)`` of the SM90 kernels, or the weights per tile on the CPU.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+
+from ..autotuner import (
+    AutoTuner,
+    DynamicTensorSpec,
+    OptimizationProfile,
+    TunableRunner,
+    TuningConfig,
+    make_bucket_mapper,
+)
+from ..gemm.sm90 import Sm90Functions
+from ..gemm.tiles import tile_tactics
+from ..jit.gemm import tiles_of
+
+__all__ = ["FEWEST_TOKENS", "FusedMoeTileRunner", "Product", "tuned_product"]
+
+#: Up to 8 tokens are served by one kernel, which has no tiles to choose.
+FEWEST_TOKENS = 9
+BY_RULE = -1
+CPU_TILES = (48, 96, 192)  # weights per tile; the first is the rule. csrc/fused_moe.cu takes multiples of 48 up to 192
+
+_BUCKETS = tuple(2**i for i in range(4, 14))  # 16 .. 8192 tokens
+_TUNED_KINDS = frozenset({"bf16", "fp8", "fp8_block"})
+_with_tiles = Sm90Functions("gemm_sm90_experts_with_tiles")
+
+Product = Optional[Callable[..., Any]]
+
+
+@cache
+def _sm90_product(kind: str, tile1: int, cluster1: int, tile2: int, cluster2: int) -> Callable[..., Any]:
+    return _with_tiles[kind](tile1, cluster1, tile2, cluster2)
+
+
+@cache
+def _cpu_product(tile1: int, tile2: int) -> Callable[[int], int]:
+    """Return what csrc/fused_moe.cu asks for the weights per tile of a product."""
+    return lambda index: tile1 if index == 1 else tile2
+
+
+def _product_of(kind: Optional[str], tactics: Sequence[Any], by_rule: Product) -> Product:
+    """Return the product with a tactic for each of the two; ``by_rule`` if neither has one."""
+    if all(tactic == BY_RULE for tactic in tactics):
+        return by_rule
+    if kind is None:
+        return _cpu_product(*(CPU_TILES[0] if tactic == BY_RULE else int(tactic) for tactic in tactics))
+    pairs = [(-1, 1) if tactic == BY_RULE else tactic for tactic in tactics]
+    return _sm90_product(kind, *(int(number) for pair in pairs for number in pair))
+
+
+class FusedMoeTileRunner(TunableRunner):
+    """A layer whose product ``index`` has the tile of a tactic.
+
+    Inputs are the arguments of the native function before the workspace: output, input, experts, scales of tokens,
+    weights, and so on. ``launch_cache(inputs, product)`` runs the layer.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        kind: Optional[str],
+        format: int,
+        activation: int,
+        by_rule: Product,
+        launch: Callable[[Sequence[Any], Product], None],
+    ) -> None:
+        self.index, self.kind, self.format, self.activation = index, kind, int(format), int(activation)
+        self.by_rule_cache, self.launch_cache = by_rule, launch
+
+    def get_valid_tactics(self, inputs: list[Any], profile: OptimizationProfile) -> Sequence[Any]:
+        if self.kind is None:
+            return CPU_TILES
+        experts, weights = inputs[2], inputs[3 + self.index]
+        rows = max(1, experts.numel() // weights.shape[0])  # of an expert, if all have as many
+        element = "bf16" if self.kind == "bf16" else "fp8"
+        tactics, tiles = tile_tactics(element, rows, weights.shape[-1], self.kind), tiles_of(self.kind)
+        # Pairs of blocks that share an operand have not been seen to win (choose_sm90.h).
+        return [BY_RULE, *((tile, cluster) for tile, cluster, _ in tactics if cluster == 1 or tiles[tile].swapped)]
+
+    def get_cache_key_extras(self, inputs: list[Any]) -> tuple[Any, ...]:
+        return self.kind, self.format, self.activation, str(inputs[0].dtype), str(inputs[1].dtype), inputs[6] is None
+
+    def forward(self, inputs: list[Any], tactic: Any = BY_RULE, do_preparation: bool = False, **kwargs: Any) -> Any:
+        tactics = (tactic, BY_RULE) if self.index == 1 else (BY_RULE, tactic)
+        self.launch_cache(inputs, _product_of(self.kind, tactics, self.by_rule_cache))
+        return inputs[0]
+
+
+@cache
+def _config(experts: int, first_expert: int, has_scales: bool) -> TuningConfig:
+    """Describe layers with a varying number of tokens, whose experts are drawn anew."""
+
+    def draw(shape: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
+        numbers = torch.rand(shape[0], max(experts, shape[1]), device=device).topk(shape[1]).indices % experts
+        return (numbers + first_expert).to(dtype)
+
+    places = (0, 1, 2, 3) if has_scales else (0, 1, 2)  # output, input, ids, scales
+    spec = DynamicTensorSpec(places, (0,) * len(places), _BUCKETS, make_bucket_mapper(_BUCKETS))
+    return TuningConfig(dynamic_tensor_specs=(spec,), tensor_initializers=((2, draw),))
+
+
+def tuned_product(
+    kind: Optional[str],
+    format: int,
+    activation: int,
+    first_expert: int,
+    inputs: Sequence[Any],
+    by_rule: Product,
+    launch: Callable[[Sequence[Any], Product], None],
+) -> Product:
+    """Return the product for a layer: measured inside ``autotune()``, else of an earlier run of it, else ``by_rule``.
+
+    Parameters
+    ----------
+    kind : Optional[str]
+        Kind of the SM90 module; None on the CPU.
+    format, activation, first_expert : int
+        As the native function takes them.
+    inputs : Sequence[Any]
+        Arguments of the native function up to ``situ_linear_beta``.
+    by_rule : Optional[Callable]
+        The product that chooses its tiles by rules.
+    launch : Callable
+        Runs the layer for such inputs with a product.
+    """
+    if (inputs[1].is_cuda and kind not in _TUNED_KINDS) or inputs[1].shape[0] < FEWEST_TOKENS:
+        return by_rule
+    config = _config(inputs[4].shape[0], first_expert, inputs[3] is not None)
+    tactics = []
+    for index in (1, 2):
+        runner = FusedMoeTileRunner(index, kind, format, activation, by_rule, launch)
+        tactics.append(AutoTuner.get().choose_one(f"cutlass_fused_moe::gemm{index}", [runner], config, list(inputs))[1])
+    return _product_of(kind, tactics, by_rule)

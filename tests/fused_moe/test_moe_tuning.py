@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiles of ``cutlass_fused_moe`` from the autotuner: choices are measured, kept in files, used, and change no bit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from flashinfer import autotune
+from flashinfer._runtime.shortcut import capability_of
+from flashinfer.autotuner import AutoTuner
+from flashinfer.fused_moe import cutlass_fused_moe, cutlass_op, cutlass_tuning
+from flashinfer.fused_moe.cutlass_tuning import CPU_TILES, FEWEST_TOKENS, FusedMoeTileRunner
+from flashinfer.jit.gemm import tiles_of
+
+EXPERTS, TOP_K, HIDDEN, INNER = 4, 2, 128, 96
+OPS = ("cutlass_fused_moe::gemm1", "cutlass_fused_moe::gemm2")
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    AutoTuner.get().clear_cache()
+    yield
+    AutoTuner.get().clear_cache()
+
+
+def layer(tokens: int, device: str = "cpu", has_scales: bool = True) -> tuple:
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, HIDDEN, generator=generator).bfloat16()
+    scales, ids = torch.rand(tokens, EXPERTS, generator=generator).topk(TOP_K)
+    w1 = torch.randn(EXPERTS, 2 * INNER, HIDDEN, generator=generator).bfloat16() / 16
+    w2 = torch.randn(EXPERTS, HIDDEN, INNER, generator=generator).bfloat16() / 16
+    x, ids, scales, w1, w2 = (t.to(device) for t in (x, ids.to(torch.int32), scales, w1, w2))
+    return x, ids, scales if has_scales else None, w1, w2, torch.bfloat16, None
+
+
+def measured() -> dict[str, list]:
+    """Return the tactics of each op."""
+    found: dict[str, list] = {op: [] for op in OPS}
+    for key, (tactic, _) in AutoTuner.get().profiling_cache.items():
+        found[key.custom_op].append(tactic)
+    return found
+
+
+@pytest.fixture
+def passed(monkeypatch):
+    """Return the products that native code of the CPU gets, as weights per tile, or None."""
+    native, products = cutlass_op.native_fused_moe[False], []
+
+    def call(*arguments):
+        product = arguments[20]
+        products.append(None if product is None else (product(1), product(2)))
+        native(*arguments)
+
+    monkeypatch.setitem(cutlass_op.native_fused_moe, False, call)
+    return products
+
+
+@pytest.mark.parametrize("has_scales", [True, False])
+def test_tiles_are_measured_for_each_bucket(passed, has_scales):
+    call = layer(20, has_scales=has_scales)
+    expected = cutlass_fused_moe(*call)[0].clone()
+    assert passed == [None] and not AutoTuner.was_used
+    with autotune(tuning_buckets=(16, 32)):
+        assert torch.equal(cutlass_fused_moe(*call)[0], expected)
+    tactics = measured()
+    assert all(len(found) == 2 and set(found) <= set(CPU_TILES) for found in tactics.values())
+    trials = set(passed)
+    for tile in CPU_TILES[1:]:  # each product was tried with each tile, the other one by the rule
+        assert (tile, CPU_TILES[0]) in trials and (CPU_TILES[0], tile) in trials
+    del passed[:]
+    assert torch.equal(cutlass_fused_moe(*call)[0], expected)
+    assert len(passed) == 1 and AutoTuner.get().stats.tuned_op_total_configs[OPS[0]] >= 2
+
+
+def test_choices_are_used_and_kept_in_a_file(passed, tmp_path, monkeypatch):
+    """Check with times that are given: the widest tile wins for product 1, the middle one for product 2."""
+
+    def trials(self, op, runners, config, profile, inputs, kwargs):
+        wins = {OPS[0]: CPU_TILES[2], OPS[1]: CPU_TILES[1]}[op]
+        return [(runners[0], tactic, 1.0 if tactic == wins else 2.0) for tactic in CPU_TILES]
+
+    monkeypatch.setattr(AutoTuner, "_trials", trials)
+    call, file = layer(20), tmp_path / "tuned.json"
+    with autotune(cache=file, tuning_buckets=(16, 32)):
+        expected = cutlass_fused_moe(*call)[0].clone()
+    assert passed == [(192, 96)]
+    saved = json.loads(file.read_text())
+    assert sum("cutlass_fused_moe::gemm" in key for key in saved) == 4
+    AutoTuner.get().clear_cache()
+    assert not AutoTuner.was_used
+    cutlass_fused_moe(*call)
+    assert AutoTuner.get().load_configs(file) and AutoTuner.was_used
+    with autotune(False, tuning_buckets=(16, 32)):
+        assert torch.equal(cutlass_fused_moe(*call)[0], expected)
+    assert passed == [(192, 96), None, (192, 96)]
+
+
+@pytest.mark.parametrize("tiles", [(96, 48), (48, 192), (192, 96)])
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_tiles_change_no_bit(monkeypatch, tiles, tokens):
+    call = layer(tokens)
+    expected = cutlass_fused_moe(*call)[0].clone()
+    monkeypatch.setattr(AutoTuner, "was_used", True)
+    monkeypatch.setattr(cutlass_op, "tuned_product", lambda *arguments: cutlass_tuning._cpu_product(*tiles))
+    assert torch.equal(cutlass_fused_moe(*call)[0], expected)
+
+
+@pytest.mark.parametrize("tile", [0, 50, 240])
+def test_wrong_tiles(monkeypatch, tile):
+    monkeypatch.setattr(AutoTuner, "was_used", True)
+    monkeypatch.setattr(cutlass_op, "tuned_product", lambda *arguments: cutlass_tuning._cpu_product(48, tile))
+    with pytest.raises(ValueError, match=f"weights per tile must be a multiple of 48 of at most 192, got {tile}"):
+        cutlass_fused_moe(*layer(3))
+
+
+def test_few_tokens_have_no_tiles(passed):
+    with autotune():
+        cutlass_fused_moe(*layer(FEWEST_TOKENS - 1))
+    assert passed == [None] and measured() == {op: [] for op in OPS}
+
+
+def test_the_shortcut_ends_where_tiles_may_be_known(monkeypatch):
+    calls = []
+    monkeypatch.setitem(capability_of, -1, 90)
+    monkeypatch.setitem(cutlass_op.native_fused_moe, True, lambda *arguments: calls.append(arguments))
+    monkeypatch.setitem(cutlass_op.sm90_product, "bf16", "product")
+    cutlass_fused_moe(*layer(FEWEST_TOKENS))
+    assert len(calls) == 1, "nothing was tuned: straight to native code"
+    monkeypatch.setattr(AutoTuner, "was_used", True)
+    cutlass_fused_moe(*layer(FEWEST_TOKENS - 1))
+    assert len(calls) == 2, "one kernel serves few tokens"
+    cutlass_fused_moe(*layer(FEWEST_TOKENS))
+    assert len(calls) == 2, "through the tuner, to the CPU where these tensors are"
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
+@pytest.mark.parametrize("tokens", [16, 8192])
+def test_tactics_of_sm90(kind, tokens):
+    """Check the list on the CPU: numbers of tiles of the module, K split by swapped tiles only."""
+    shapes = ((tokens, 2048), (tokens, 2048), (tokens, TOP_K), (tokens, TOP_K), (EXPERTS, 3072, 2048))
+    inputs = [torch.empty(shape, device="meta") for shape in (*shapes, (EXPERTS, 2048, 1536))]
+    tiles = tiles_of(kind)
+    for index in (1, 2):
+        runner = FusedMoeTileRunner(index, kind, 0, 0, None, lambda *arguments: None)
+        first, *tactics = runner.get_valid_tactics(inputs, None)
+        assert first == -1 and len(tactics) >= 2 and len(set(tactics)) == len(tactics)
+        for tile, cluster in tactics:
+            assert 0 <= tile < len(tiles) and (cluster == 1 or tiles[tile].swapped)
+
+
+def test_products_of_sm90(monkeypatch):
+    made = []
+    functions = {"bf16": lambda *tiles: made.append(tiles) or tiles}
+    monkeypatch.setattr(cutlass_tuning, "_with_tiles", functions)
+    cutlass_tuning._sm90_product.cache_clear()
+    assert cutlass_tuning._product_of("bf16", (-1, -1), "rule") == "rule"
+    for _ in range(2):  # tactics of a file are lists
+        assert cutlass_tuning._product_of("bf16", ([3, 2], -1), "rule") == (3, 2, -1, 1)
+    assert cutlass_tuning._product_of("bf16", (-1, (5, 1)), "rule") == (-1, 1, 5, 1)
+    assert made == [(3, 2, -1, 1), (-1, 1, 5, 1)]
+    cutlass_tuning._sm90_product.cache_clear()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tiles_of_the_gpu():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("other GPUs have no tiles to choose")
+    call = layer(64, "cuda")
+    expected = cutlass_fused_moe(*call)[0].clone()
+    with autotune(tuning_buckets=(64,)):
+        found = cutlass_fused_moe(*call)[0]
+    assert all(len(tactics) == 1 for tactics in measured().values())
+    assert AutoTuner.get().stats.failed_tactics == {} or not any(AutoTuner.get().stats.failed_tactics.values())
+    torch.testing.assert_close(found, expected)
+    for tile in range(len(tiles_of("bf16"))):  # each tile, or the rule where it cannot serve a product
+        product = cutlass_tuning._sm90_product("bf16", tile, 1, tile, 1)
+        assert callable(product)
+        AutoTuner.get().profiling_cache = {
+            key: ((tile, 1), profile) for key, (_, profile) in AutoTuner.get().profiling_cache.items()
+        }
+        with autotune(False, tuning_buckets=(64,)):
+            torch.testing.assert_close(cutlass_fused_moe(*call)[0], expected)
