@@ -25,6 +25,8 @@ class Overrides:
 
     #: Whether results may exist: contexts with ``tune_mode`` were entered, or a file was loaded. Read on fast paths.
     was_used = False
+    #: Grows whenever results may have changed, for callers that keep choices.
+    generation = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,10 +56,16 @@ class Overrides:
         )
         self._count_contexts(+tune_mode)
         type(self).was_used |= tune_mode
+        type(self).generation += 1
 
     def leave(self, tune_mode: bool) -> None:
         self._stack().pop()
         self._count_contexts(-tune_mode)
+        type(self).generation += 1
+
+    def is_in_context(self) -> bool:
+        """Tell whether this thread has entered a context that it has not left."""
+        return len(self._stack()) > 1
 
     def _count_contexts(self, change: int) -> None:
         with self._lock:

@@ -33,7 +33,8 @@ PathLike = Union[str, os.PathLike[str]]
 class SavedResults(ABC):
     """Results loaded from files and results not saved yet. :class:`AutoTuner` adds the measured ones."""
 
-    was_used: ClassVar[bool]  # of Overrides
+    was_used: ClassVar[bool]  # these two are of Overrides
+    generation: ClassVar[int]
 
     def __init__(self) -> None:
         self._file_configs: Results = {}  # runner class and tactic, by file key
@@ -75,6 +76,7 @@ class SavedResults(ABC):
             return False
         self._file_configs.update(results_in(content))
         type(self).was_used |= bool(self._file_configs)
+        type(self).generation += 1
         self._records.update(_records_in(content))
         self._generations[_name(path)] = _generation_of(content)
         return True
@@ -123,6 +125,7 @@ class SavedResults(ABC):
         self._dirty = True
 
     def _forget_loaded(self) -> None:
+        type(self).generation += 1
         self._file_configs.clear()
         self._records.clear()
 

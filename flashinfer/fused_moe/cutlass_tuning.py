@@ -37,6 +37,10 @@ _with_tiles = Sm90Functions("gemm_sm90_experts_with_tiles")
 
 Product = Optional[Callable[..., Any]]
 
+#: Choices outside of contexts, because two look-ups take longer than all else that a call does on the host.
+_kept: dict[tuple[Any, ...], Product] = {}
+_kept_in = [-1]  # generation of the tuner
+
 
 @cache
 def _sm90_product(kind: str, tile1: int, cluster1: int, tile2: int, cluster2: int) -> Callable[..., Any]:
@@ -136,6 +140,30 @@ def tuned_product(
     """
     if (inputs[1].is_cuda and kind not in _TUNED_KINDS) or inputs[1].shape[0] < FEWEST_TOKENS:
         return by_rule
+    tuner = AutoTuner.get()
+    if tuner.is_in_context():
+        return _chosen(kind, format, activation, first_expert, inputs, by_rule, launch)
+    if _kept_in[0] != tuner.generation:
+        _kept.clear()
+        _kept_in[0] = tuner.generation
+    output, x, experts, scales, fc1, fc2, bias1 = inputs[:7]
+    sizes = (x.shape, experts.shape[1], fc1.shape, fc2.shape)
+    key = (kind, format, activation, first_expert, *sizes, x.dtype, output.dtype, scales is None, bias1 is None)
+    if key not in _kept:
+        _kept[key] = _chosen(kind, format, activation, first_expert, inputs, by_rule, launch)
+    return _kept[key]
+
+
+def _chosen(
+    kind: Optional[str],
+    format: int,
+    activation: int,
+    first_expert: int,
+    inputs: Sequence[Any],
+    by_rule: Product,
+    launch: Callable[[Sequence[Any], Product], None],
+) -> Product:
+    """Ask the tuner for both products."""
     config = _config(inputs[4].shape[0], first_expert, inputs[3] is not None)
     tactics = []
     for index in (1, 2):

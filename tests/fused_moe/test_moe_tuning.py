@@ -98,6 +98,32 @@ def test_choices_are_used_and_kept_in_a_file(passed, tmp_path, monkeypatch):
     assert passed == [(192, 96), None, (192, 96)]
 
 
+def test_choices_are_looked_up_once(passed, monkeypatch):
+    """Check that calls outside of contexts ask the tuner once for each size, and again after its results changed."""
+    asked = []
+    tuner, call = AutoTuner.get(), layer(20)
+    monkeypatch.setattr(AutoTuner, "was_used", True)
+    monkeypatch.setattr(
+        AutoTuner, "choose_one", lambda self, op, runners, *others: asked.append(op) or (runners[0], 96)
+    )
+    for _ in range(3):
+        cutlass_fused_moe(*call)
+    assert asked == list(OPS)
+    cutlass_fused_moe(*layer(21))
+    assert asked == 2 * list(OPS)
+    with autotune(False):
+        cutlass_fused_moe(*call)
+        cutlass_fused_moe(*call)
+    assert len(asked) == 8, "inside a context, whose buckets may differ, each call asks"
+    cutlass_fused_moe(*call)
+    cutlass_fused_moe(*call)
+    assert len(asked) == 10 and passed == [(96, 96)] * 8
+    tuner.clear_cache()
+    monkeypatch.setattr(AutoTuner, "was_used", True)
+    cutlass_fused_moe(*call)
+    assert len(asked) == 12
+
+
 @pytest.mark.parametrize("tiles", [(96, 48), (48, 192), (192, 96)])
 @pytest.mark.parametrize("tokens", [1, 5, 40])
 def test_tiles_change_no_bit(monkeypatch, tiles, tokens):
