@@ -24,15 +24,15 @@ import torch
 
 import flashinfer
 from flashinfer.attention import streams
-from flashinfer.attention.attend import repeat
 from flashinfer.attention.locks import CallLock, one_at_a_time
+from flashinfer.attention.run import repeat
 
 CALLS = 200  # per block; launches of one block fit into the queue of a GPU
 Wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper
 
 
 def repeat_of(locks: bool, works: bool) -> Callable[..., Any]:
-    """Return ``repeat`` (attention/attend.py) from its source, with or without the lock and what the lock protects."""
+    """Return ``repeat`` (attention/run.py) from its source, with or without the lock and what the lock protects."""
     source = textwrap.dedent(inspect.getsource(repeat))
     module = ast.parse(source)
     (function,) = module.body

@@ -16,7 +16,7 @@ inline void CheckRows(const char* op, const char* name, const TensorView& t, std
   Expect(op, name, t).on_device().dtype(dtypes).rank(2).last_dim_contiguous();
   if (t.size(1) < 1 || t.size(1) > MAX_VOCAB) {
     FLASHINFER_THROW(ArgumentError) << op << ": " << name << ".shape[1] must be 1 to " << MAX_VOCAB << ", got "
-                                 << t.size(1);
+                                    << t.size(1);
   }
 }
 

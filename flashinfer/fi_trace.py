@@ -227,7 +227,7 @@ _PUBLISHED_MODULES = {
     f"{__package__}.{ours}": f"{__package__}.{published}"
     for ours, published in {
         "attention.batch_attention": "attention._core",
-        "attention.decode_front_doors": "decode",
+        "attention.trtllm_decode": "decode",
         "attention.fmha_v2": "prefill",
         "cudnn.decode": "cudnn.decode",
         "cudnn.prefill": "cudnn.prefill",

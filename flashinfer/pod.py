@@ -22,8 +22,9 @@ from ._runtime.dispatch import use_pdl
 from ._runtime.errors import ArgumentError
 from ._runtime.explain_error import explain_type_errors
 from .api_logging import flashinfer_api
-from .attention.cache import PagedCache
-from .attention.composite import CompositeWrapper
+from .attention.call_records import aligned, is_launch_error
+from .attention.composite_wrapper import CompositeWrapper
+from .attention.kv_cache import PagedCache
 from .attention.options import (
     ALIBI,
     CAUSAL,
@@ -35,7 +36,6 @@ from .attention.options import (
     layout_code,
     pos_encoding_code,
 )
-from .attention.records import aligned, is_launch_error
 from .attention.scales import Scale, scale_output
 from .attention.wrapper import Launch, PlannedWrapper
 from .decode import BatchDecodeWithPagedKVCacheWrapper

@@ -14,7 +14,7 @@ from ._runtime.errors import ArgumentError
 from ._runtime.explain_error import explain_type_errors
 from .api_logging import flashinfer_api
 from .attention.block_tables import as_int32, as_rows, attend_block_tables, draft_rows, to_output
-from .attention.host import segment_lens, to_host
+from .attention.index_arrays import segment_lens, to_host
 from .attention.options import layout_code
 from .trace.templates.xqa import xqa_dispatch
 

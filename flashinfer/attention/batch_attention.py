@@ -13,9 +13,9 @@ from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper
 from ..trace.templates.batch_attention import batch_attention_trace
-from .cache import PagedCache
-from .composite import CompositeWrapper
-from .host import last_page_lens, segment_lens, to_host
+from .composite_wrapper import CompositeWrapper
+from .index_arrays import last_page_lens, segment_lens, to_host
+from .kv_cache import PagedCache
 from .scales import Scale
 
 __all__ = ["BatchAttention"]

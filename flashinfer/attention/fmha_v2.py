@@ -22,7 +22,7 @@ from ..jit.attention.front_doors import gen_fmha_v2_module, prompt_decl
 from ..jit.utils import filename_safe_dtype_map as _short
 from ..trace.templates.fmha_v2 import fmha_v2_trace
 from .block_tables import to_output
-from .host import to_host
+from .index_arrays import to_host
 from .modules import get_batch_prefill_module, get_customize_batch_prefill_module
 from .options import CAUSAL, CUSTOM, FP8, NON_CAUSAL, alibi_slopes
 from .scales import number_on_host, scale_logits

@@ -11,9 +11,9 @@ from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.errors import ArgumentError
 from .._runtime.torch_ops import register_custom_op
 from ..jit.load import loaded_modules
+from .call_records import aligned, is_launch_error
 from .modules import get_single_decode_module, get_single_prefill_module
 from .options import ALIBI, FP8, alibi_slopes
-from .records import aligned, is_launch_error
 
 __all__ = ["SINGLE_KERNEL_TMP_SIZE", "run_module", "scratch", "single_decode", "single_prefill"]
 

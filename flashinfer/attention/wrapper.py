@@ -18,15 +18,15 @@ from .._runtime.dispatch import use_pdl
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_arguments
 from .._runtime.torch_ops import register_custom_op
-from .copies import copy_wrapper, deepcopy_wrapper, refuse_pickling
-from .host import to_device
+from .call_records import CallRecord, CallState, aligned, is_launch_error, record_memory
+from .index_arrays import to_device
 from .jit_arguments import JitArguments
 from .locks import CallLock, lock_methods, new_with_lock
 from .modules import device_kind
 from .options import Dtypes, layout_code, pos_encoding_code
 from .plan_options import AttentionOptions
-from .records import CallRecord, CallState, aligned, is_launch_error, record_memory
 from .streams import hold_for_graph, on_current_stream
+from .wrapper_copies import copy_wrapper, deepcopy_wrapper, refuse_pickling
 
 __all__ = ["Launch", "PlannedWrapper", "run_planned"]
 

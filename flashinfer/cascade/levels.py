@@ -10,7 +10,7 @@ import torch
 
 from .._runtime.arch import get_compute_capability
 from ..api_logging import flashinfer_api
-from ..attention.host import as_tensors, to_device
+from ..attention.index_arrays import as_tensors, to_device
 from ..attention.modules import get_batch_fused_module
 from ..attention.options import CAUSAL, DECODE_TILE, Dtypes
 from ..attention.wrapper import Launch

@@ -10,8 +10,8 @@ import torch
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.cache import PagedCache
-from ..attention.composite import CompositeWrapper
+from ..attention.composite_wrapper import CompositeWrapper
+from ..attention.kv_cache import PagedCache
 from ..trace.templates.cascade_attention import multi_level_cascade_trace
 from .levels import Level
 from .merge import merge_state_in_place

@@ -14,8 +14,8 @@ import torch
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.cache import PagedCache
-from ..attention.composite import CompositeWrapper
+from ..attention.composite_wrapper import CompositeWrapper
+from ..attention.kv_cache import PagedCache
 from ..decode import BatchDecodeWithPagedKVCacheWrapper
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
 from ..trace.templates.cascade_attention import shared_prefix_decode_trace, shared_prefix_prefill_trace

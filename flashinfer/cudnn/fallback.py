@@ -10,7 +10,7 @@ import torch
 
 from .._runtime.errors import ArgumentError
 from ..attention.block_tables import attend_block_tables, to_output
-from ..attention.host import to_host
+from ..attention.index_arrays import to_host
 from ..prefill.paged import BatchPrefillWithPagedKVCacheWrapper
 from ..prefill.ragged import BatchPrefillWithRaggedKVCacheWrapper
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from .._compat.unsupported_attention import DECODE_NAMES as _DECODE
 from .._compat.unsupported_attention import MLA_NAMES as _MLA
-from ..attention.decode_front_doors import trtllm_batch_decode_with_kv_cache as trtllm_batch_decode_with_kv_cache
-from ..attention.decode_front_doors import xqa_batch_decode_with_kv_cache as xqa_batch_decode_with_kv_cache
-from ..attention.host import range_buffer as _get_range_buf  # noqa: F401, older releases of SGLang import it
+from ..attention.index_arrays import range_buffer as _get_range_buf  # noqa: F401, older releases of SGLang import it
 from ..attention.modules import get_batch_decode_jit_module as get_batch_decode_jit_module
 from ..attention.modules import get_batch_decode_mla_module as get_batch_decode_mla_module
 from ..attention.modules import get_batch_decode_module as get_batch_decode_module
 from ..attention.modules import get_single_decode_module as get_single_decode_module
+from ..attention.trtllm_decode import trtllm_batch_decode_with_kv_cache as trtllm_batch_decode_with_kv_cache
+from ..attention.trtllm_decode import xqa_batch_decode_with_kv_cache as xqa_batch_decode_with_kv_cache
 from ..cudnn import cudnn_batch_decode_with_kv_cache as cudnn_batch_decode_with_kv_cache
 from ..jit.attention import gen_batch_decode_module as gen_batch_decode_module
 from ..jit.attention import gen_single_decode_module as gen_single_decode_module

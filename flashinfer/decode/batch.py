@@ -11,7 +11,12 @@ import torch
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.attend import (
+from ..attention.index_arrays import check_indices, last_page_lens
+from ..attention.kv_cache import PagedCache, scale_factors, unpack_paged_cache
+from ..attention.modules import get_customize_batch_decode_module, get_customize_batch_prefill_module
+from ..attention.options import ALIBI, CAUSAL, NON_CAUSAL, alibi_slopes, resolve_backend, resolve_dtypes
+from ..attention.plan_options import AttentionOptions
+from ..attention.run import (
     Result,
     attend,
     builtin_scalars,
@@ -20,11 +25,6 @@ from ..attention.attend import (
     plan_and_table,
     repeat,
 )
-from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
-from ..attention.host import check_indices, last_page_lens
-from ..attention.modules import get_customize_batch_decode_module, get_customize_batch_prefill_module
-from ..attention.options import ALIBI, CAUSAL, NON_CAUSAL, alibi_slopes, resolve_backend, resolve_dtypes
-from ..attention.plan_options import AttentionOptions
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch, PlannedWrapper
 from ..trace.templates.decode import batch_decode_trace

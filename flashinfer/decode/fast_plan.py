@@ -10,7 +10,7 @@ import torch
 
 from .._runtime.errors import ArgumentError
 from ..api_logging import flashinfer_api
-from ..attention.host import range_buffer, segment_lens, to_host
+from ..attention.index_arrays import range_buffer, segment_lens, to_host
 from ..attention.locks import one_at_a_time
 from ..attention.options import resolve_dtypes
 from ..attention.plan_options import AttentionOptions

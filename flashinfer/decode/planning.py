@@ -10,8 +10,7 @@ import torch
 
 from .._runtime.checks import narrowed
 from .._runtime.errors import ArgumentError
-from ..attention.attend import check_batch_size, check_heads, keeps_plan
-from ..attention.host import (
+from ..attention.index_arrays import (
     as_tensor,
     kv_lens_given,
     kv_lens_of_pages,
@@ -24,6 +23,7 @@ from ..attention.host import (
 from ..attention.modules import get_batch_decode_module, get_batch_prefill_module
 from ..attention.options import Dtypes
 from ..attention.plan_options import AttentionOptions
+from ..attention.run import check_batch_size, check_heads, keeps_plan
 
 __all__ = [
     "check_buffers",

@@ -19,7 +19,7 @@ from .._runtime.errors import ArgumentError, GPUArchitectureError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
 from ..attention import streams
-from ..attention.host import as_tensors, range_buffer, to_device, to_host
+from ..attention.index_arrays import as_tensors, range_buffer, to_device, to_host
 from ..attention.locks import CLOSED
 from ..attention.options import CAUSAL, NON_CAUSAL, fa3_serves_mla
 from ..attention.outputs import lse_buffer, output_buffer

@@ -11,8 +11,8 @@ from .._runtime.checks import canonicalize_torch_dtype
 from .._runtime.errors import ArgumentError, GPUArchitectureError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.composite import CompositeWrapper
-from ..attention.host import kv_lens_of_pages, to_host
+from ..attention.composite_wrapper import CompositeWrapper
+from ..attention.index_arrays import kv_lens_of_pages, to_host
 from ..attention.scales import Scale, scale_logits, scale_output
 from ..trace.templates.mla import mla_decode_trace
 from ..utils import get_compute_capability

@@ -13,9 +13,7 @@ from .._runtime.checks import narrowed
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.attend import Result, attend, check_heads, check_in_graph, plan_and_table, refuse_query, repeat
-from ..attention.cache import PagedCache, scale_factors, unpack_paged_cache
-from ..attention.host import (
+from ..attention.index_arrays import (
     check_indices,
     kv_lens_given,
     kv_lens_of_pages,
@@ -24,8 +22,10 @@ from ..attention.host import (
     to_device,
     to_host,
 )
+from ..attention.kv_cache import PagedCache, scale_factors, unpack_paged_cache
 from ..attention.options import Dtypes, resolve_backend, resolve_dtypes
 from ..attention.plan_options import AttentionOptions
+from ..attention.run import Result, attend, check_heads, check_in_graph, plan_and_table, refuse_query, repeat
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch, PlannedWrapper
 from ..trace.templates.prefill import paged_prefill_trace

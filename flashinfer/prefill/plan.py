@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from ..attention.host import as_tensor
+from ..attention.index_arrays import as_tensor
 
 __all__ = ["PrefillPlan", "PrefillState"]
 

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from .._runtime.errors import ArgumentError
-from ..attention.attend import builtin_scalars, check_batch_size, derived_scalars, keeps_plan
 from ..attention.masks import byte_offsets, check_items, pack_batch_mask
 from ..attention.modules import get_batch_prefill_module, get_customize_batch_prefill_module
 from ..attention.options import (
@@ -32,6 +31,7 @@ from ..attention.options import (
     resolve_backend,
 )
 from ..attention.plan_options import AttentionOptions
+from ..attention.run import builtin_scalars, check_batch_size, derived_scalars, keeps_plan
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch
 from .plan import PrefillState

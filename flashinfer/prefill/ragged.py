@@ -12,11 +12,11 @@ from .._runtime.checks import check_tensors
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.attend import Result, attend, check_heads, check_in_graph, refuse_query, repeat
-from ..attention.cache import PagedCache, scale_factors
-from ..attention.host import segment_lens, to_host
+from ..attention.index_arrays import segment_lens, to_host
+from ..attention.kv_cache import PagedCache, scale_factors
 from ..attention.options import Dtypes, resolve_backend, resolve_dtypes
 from ..attention.plan_options import AttentionOptions
+from ..attention.run import Result, attend, check_heads, check_in_graph, refuse_query, repeat
 from ..attention.scales import Scale
 from ..attention.wrapper import Launch, PlannedWrapper
 from ..trace.templates.prefill import ragged_prefill_trace

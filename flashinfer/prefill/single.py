@@ -13,7 +13,7 @@ from .._runtime.checks import canonicalize_torch_dtype, check_tensors
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.cache import scale_factors
+from ..attention.kv_cache import scale_factors
 from ..attention.masks import check_packed_mask, pack_mask
 from ..attention.options import (
     CAUSAL,

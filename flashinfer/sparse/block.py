@@ -16,8 +16,8 @@ from .._runtime.checks import check_tensors
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.composite import CompositeWrapper
-from ..attention.host import segment_lens, to_host
+from ..attention.composite_wrapper import CompositeWrapper
+from ..attention.index_arrays import segment_lens, to_host
 from ..attention.plan_options import AttentionOptions
 from ..attention.scales import Scale
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper

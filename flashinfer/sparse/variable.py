@@ -15,7 +15,7 @@ from .._runtime.checks import check_tensors
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
-from ..attention.composite import CompositeWrapper
+from ..attention.composite_wrapper import CompositeWrapper
 from ..attention.outputs import lse_buffer, output_buffer
 from ..attention.plan_options import AttentionOptions
 from ..prefill import BatchPrefillWithPagedKVCacheWrapper

@@ -8,7 +8,7 @@ import sys
 
 import flashinfer
 from flashinfer import cascade, mla, pod, sparse  # noqa: F401  # modules with wrappers
-from flashinfer.attention.composite import CompositeWrapper
+from flashinfer.attention.composite_wrapper import CompositeWrapper
 from flashinfer.attention.locks import CallLock
 from flashinfer.attention.wrapper import PlannedWrapper
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashinfer.attention import host
+from flashinfer.attention import index_arrays
 
 from .inputs import Batch
 from .reference import Attention
@@ -45,7 +45,7 @@ def on_device(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 def test_host_copies_are_made_together(tensors, copies):
     expected = [None if t is None else t.tolist() for t in tensors]
     Counted.copies = 0
-    arrays = host.to_host("op", **{f"argument{i}": t for i, t in enumerate(tensors)})
+    arrays = index_arrays.to_host("op", **{f"argument{i}": t for i, t in enumerate(tensors)})
     assert Counted.copies == copies
     assert [None if a is None else a.tolist() for a in arrays] == expected
     assert all(a is None or a.dtype == np.int32 for a in arrays)
@@ -54,7 +54,7 @@ def test_host_copies_are_made_together(tensors, copies):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
 def test_each_array_answers_for_its_own_dtype(dtype):
     with pytest.raises(ValueError, match=f"op: second must have an integer dtype.*, got {dtype}"):
-        host.to_host("op", first=on_device(0, 1), second=on_device(1, dtype=dtype), third=on_device(2))
+        index_arrays.to_host("op", first=on_device(0, 1), second=on_device(1, dtype=dtype), third=on_device(2))
 
 
 def wrappers(batch: Batch, decode: Batch) -> Iterator[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.attention import host, options, streams, uniform_plan
+from flashinfer.attention import index_arrays, options, streams, uniform_plan
 from flashinfer.attention.locks import CallLock
 from flashinfer.attention.plan_options import AttentionOptions
 from flashinfer.attention.uniform_plan import UniformSizes
@@ -203,17 +203,17 @@ def test_a_graph_keeps_the_plan(cuda, monkeypatch):
 
 def test_shared_tensors_are_finished_before_they_are_cached(cuda, monkeypatch):
     device = torch.device("cuda", 0)
-    monkeypatch.setattr(host, "_ranges", {})
-    monkeypatch.setattr(host, "_views", {})
+    monkeypatch.setattr(index_arrays, "_ranges", {})
+    monkeypatch.setattr(index_arrays, "_views", {})
     monkeypatch.setattr(options, "_slopes", {})
-    monkeypatch.setattr(host.torch, "arange", lambda size, **_: torch.ones(size).cumsum(0).int() - 1)
+    monkeypatch.setattr(index_arrays.torch, "arange", lambda size, **_: torch.ones(size).cumsum(0).int() - 1)
     monkeypatch.setattr(options, "get_alibi_slopes", lambda heads, _: torch.ones(heads))
-    first = host.range_buffer(7, device)
+    first = index_arrays.range_buffer(7, device)
     assert first.tolist() == list(range(7)) and cuda.finished == [3]
-    longer = host.range_buffer(1500, device)
+    longer = index_arrays.range_buffer(1500, device)
     assert longer.tolist() == list(range(1500)) and len(cuda.finished) == 2
-    assert host._ranges[device][0].data_ptr() == first.data_ptr()  # pending launches may read the shorter one
-    assert host.range_buffer(2048, device).data_ptr() == longer.data_ptr()
+    assert index_arrays._ranges[device][0].data_ptr() == first.data_ptr()  # pending launches may read the shorter one
+    assert index_arrays.range_buffer(2048, device).data_ptr() == longer.data_ptr()
     assert options.alibi_slopes(4, device) is options.alibi_slopes(4, device)
     assert len(cuda.finished) == 3
 
@@ -237,9 +237,9 @@ def test_row_offsets_of_a_graph_are_not_cached(cuda, monkeypatch):
         made.append(size)
         return torch.ones(size).cumsum(0).int() - 1
 
-    monkeypatch.setattr(host, "_ranges", {})
-    monkeypatch.setattr(host, "_views", {})
-    monkeypatch.setattr(host.torch, "arange", ranges)
+    monkeypatch.setattr(index_arrays, "_ranges", {})
+    monkeypatch.setattr(index_arrays, "_views", {})
+    monkeypatch.setattr(index_arrays.torch, "arange", ranges)
     types = options.resolve_dtypes("op", torch.float16, None, None)
 
     def offsets() -> torch.Tensor:

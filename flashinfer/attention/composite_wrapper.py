@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .copies import copy_wrapper, deepcopy_wrapper, refuse_pickling
 from .locks import CallLock, lock_methods, new_with_lock
+from .wrapper_copies import copy_wrapper, deepcopy_wrapper, refuse_pickling
 
 __all__ = ["CompositeWrapper"]
 

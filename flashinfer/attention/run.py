@@ -19,10 +19,10 @@ from .._runtime.checks import check_tensors
 from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.errors import ArgumentError
 from . import streams
+from .call_records import CallRecord
 from .locks import CLOSED
 from .options import FP8, default_scale
 from .outputs import add_sinks, check_lse_form, finish_lse, lse_buffer, output_buffer
-from .records import CallRecord
 from .scales import (
     Scale,
     convert_fp8_query,

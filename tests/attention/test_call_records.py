@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.attention import records
+from flashinfer.attention import call_records
 from flashinfer.decode.plan import DecodeState
 from flashinfer.decode.planning import plan_work
 from flashinfer.mla.call_state import MLAState
@@ -123,7 +123,7 @@ def test_the_next_plan_of_prefill(device, monkeypatch):
 def test_strides_of_single_elements(device, monkeypatch, tensor_cores):
     """Check size-1 dimensions (tokens, heads): their stride is never used, so no cache is copied because of it."""
     copied = []
-    monkeypatch.setattr("flashinfer.attention.wrapper.aligned", lambda x: copied.append(x) or records.aligned(x))
+    monkeypatch.setattr("flashinfer.attention.wrapper.aligned", lambda x: copied.append(x) or call_records.aligned(x))
     batch = Batch([1], [1], 1, 1, device=device)
     pages = batch.pages(1)
     wrapper = planned(batch, pages, tensor_cores=tensor_cores)
@@ -227,7 +227,7 @@ def test_a_refused_launch_is_repeated_with_copies():
         def __getattr__(self, name):
             def call(*args):
                 tensors = [a for a in args if isinstance(a, torch.Tensor)]
-                if any(records.aligned(t) is not t for t in tensors):
+                if any(call_records.aligned(t) is not t for t in tensors):
                     raise RuntimeError("batch_decode: CUDA error: misaligned address")
                 return getattr(module, name)(*args)
 
