@@ -176,6 +176,10 @@ inline __device__ __noinline__ int SampleRetry(SegmentSource source, WeightRange
   const bool is_leader = ptx::ClusterRank() == 0;
   int turn = tried.low > 0.f ? 0 : 1;
   __syncthreads();
+  if (source.vocab < SAMPLE_PIECE) {  // a sample would read beyond the row
+    return is_leader ? SearchAndDraw(source, shared->requested, shared->random, &shared->scan, &shared->leader)
+                     : ELSEWHERE;
+  }
   if (threadIdx.x == 0) shared->next = {tried, false}, shared->known = 0;
   if (turn > 0) RetryScan(source, shared);
   ptx::ClusterSync();
