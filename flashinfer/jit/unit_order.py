@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate how long a unit compiles, from the size of what it includes: a build starts the longest units first.
-
-The rank correlation of these bytes with the measured seconds is 0.74 for the units of ``scripts/cold_start.py``. List
-scheduling of those on 16 processors takes 20.7 s by bytes with launchers last, 21.0 s by seconds, and 22.6 s in the
-order of modules.
-"""
+"""Estimate how long a unit compiles, from the size of what it includes: a build starts the longest units first."""
 
 from __future__ import annotations
 

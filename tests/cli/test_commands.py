@@ -294,7 +294,7 @@ def test_export_compile_commands(run, tmp_path, arguments):
     assert text.count("left out") == 1, "one reason, one line"
     assert "Successfully exported" in text
     entries = json.loads((tmp_path / (arguments[-1] if arguments else "compile_commands.json")).read_text())
-    assert any(entry["file"].endswith("norm.cu") for entry in entries)
+    assert any(entry["file"].endswith("/norm_jit_binding.cu") for entry in entries)
     assert all({"directory", "command", "file"} <= set(entry) for entry in entries)
 
 
