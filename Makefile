@@ -2,7 +2,7 @@
 #                DEMO_ARGS="--model DIR" serves a checkpoint, DEMO_ARGS=--random a larger random model
 #                python examples/serve.py --help has the rest
 # make quick     smoke test, and a sample of the tests of what differs from main: under two minutes once modules are built
-# make test      everything a change can break: about half an hour on two cores from a fresh clone, builds included
+# make test      everything a change can break: about 20 minutes on two cores from a fresh clone, builds included
 # make test-all  every parametrisation, CUDA for every target; with a GPU also compute-sanitizer
 # make lint      pre-commit over the whole tree
 # make docs      the documentation site in build/site, from docs/ and the docstrings
