@@ -32,6 +32,7 @@ BY_RULE = -1
 CPU_TILES = (48, 96, 192)  # weights per tile; the first is the rule. csrc/fused_moe.cu takes multiples of 48 up to 192
 
 _BUCKETS = tuple(2**i for i in range(4, 14))  # 16 .. 8192 tokens
+_bucket_of = make_bucket_mapper(_BUCKETS)
 _TUNED_KINDS = frozenset({"bf16", "fp8", "fp8_block"})
 _with_tiles = Sm90Functions("gemm_sm90_experts_with_tiles")
 
@@ -86,7 +87,7 @@ class FusedMoeTileRunner(TunableRunner):
         if self.kind is None:
             return CPU_TILES
         experts, weights = inputs[2], inputs[3 + self.index]
-        rows = max(1, experts.numel() // weights.shape[0])  # of an expert, if all have as many
+        rows = max(1, experts.numel() // weights.shape[0])  # mean over the experts
         element = "bf16" if self.kind == "bf16" else "fp8"
         tactics, tiles = tile_tactics(element, rows, weights.shape[-1], self.kind), tiles_of(self.kind)
         # Pairs of blocks that share an operand have not been seen to win (choose_sm90.h).
@@ -110,7 +111,7 @@ def _config(experts: int, first_expert: int, has_scales: bool) -> TuningConfig:
         return (numbers + first_expert).to(dtype)
 
     places = (0, 1, 2, 3) if has_scales else (0, 1, 2)  # output, input, ids, scales
-    spec = DynamicTensorSpec(places, (0,) * len(places), _BUCKETS, make_bucket_mapper(_BUCKETS))
+    spec = DynamicTensorSpec(places, (0,) * len(places), _BUCKETS, _bucket_of)
     return TuningConfig(dynamic_tensor_specs=(spec,), tensor_initializers=((2, draw),))
 
 
@@ -141,32 +142,23 @@ def tuned_product(
     if (inputs[1].is_cuda and kind not in _TUNED_KINDS) or inputs[1].shape[0] < FEWEST_TOKENS:
         return by_rule
     tuner = AutoTuner.get()
+
+    def choose() -> Product:
+        config = _config(inputs[4].shape[0], first_expert, inputs[3] is not None)
+        tactics = []
+        for index in (1, 2):
+            runner = FusedMoeTileRunner(index, kind, format, activation, by_rule, launch)
+            tactics.append(tuner.choose_one(f"cutlass_fused_moe::gemm{index}", [runner], config, list(inputs))[1])
+        return _product_of(kind, tactics, by_rule)
+
     if tuner.is_in_context():
-        return _chosen(kind, format, activation, first_expert, inputs, by_rule, launch)
+        return choose()
     if _kept_in[0] != tuner.generation:
         _kept.clear()
         _kept_in[0] = tuner.generation
     output, x, experts, scales, fc1, fc2, bias1 = inputs[:7]
-    sizes = (x.shape, experts.shape[1], fc1.shape, fc2.shape)
+    sizes = (_bucket_of(x.shape[0]), experts.shape[1], fc1.shape, fc2.shape)
     key = (kind, format, activation, first_expert, *sizes, x.dtype, output.dtype, scales is None, bias1 is None)
     if key not in _kept:
-        _kept[key] = _chosen(kind, format, activation, first_expert, inputs, by_rule, launch)
+        _kept[key] = choose()
     return _kept[key]
-
-
-def _chosen(
-    kind: Optional[str],
-    format: int,
-    activation: int,
-    first_expert: int,
-    inputs: Sequence[Any],
-    by_rule: Product,
-    launch: Callable[[Sequence[Any], Product], None],
-) -> Product:
-    """Ask the tuner for both products."""
-    config = _config(inputs[4].shape[0], first_expert, inputs[3] is not None)
-    tactics = []
-    for index in (1, 2):
-        runner = FusedMoeTileRunner(index, kind, format, activation, by_rule, launch)
-        tactics.append(AutoTuner.get().choose_one(f"cutlass_fused_moe::gemm{index}", [runner], config, list(inputs))[1])
-    return _product_of(kind, tactics, by_rule)

@@ -21,6 +21,10 @@ from .core import JitSpec, gen_jit_spec
 
 __all__ = ["module_cache", "render", "stage"]
 
+#: Include guard of the special functions of C++17 (std::beta and others): no kernel of ours calls them, and <cmath> of
+#: libstdc++ includes them into every unit. Modules with code of users do not have this flag.
+NO_SPECIAL_FUNCTIONS = "-D_GLIBCXX_BITS_SPECFUN_H"
+
 
 def render(template: str, **values: Any) -> str:
     """Render ``csrc/<template>`` with jinja; a name in the template without a value is an error."""
@@ -66,7 +70,7 @@ def stage(
     return gen_jit_spec(
         name,
         [*sources, *units],
-        extra_cuda_cflags=list(extra_cuda_cflags),
+        extra_cuda_cflags=[NO_SPECIAL_FUNCTIONS, *extra_cuda_cflags],
         extra_include_paths=[directory] if config else [],
         backend=backend,
         host_sources=frozenset(sources if backend == "cuda" else sources[1:]),

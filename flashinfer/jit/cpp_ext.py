@@ -195,10 +195,6 @@ def _cuda_flags(spec: ModuleSpec, debug: bool) -> list[str]:
         flags += ["-O0", "-g", "--device-debug", "-lineinfo", "-Xptxas=-v"]
     else:
         flags += ["-O3", "-DNDEBUG"]
-    # The include guard of the special functions of C++17 (std::beta and others), which no kernel calls and <cmath> of
-    # libstdc++ includes into every unit: 0.4 of the 1.1 s that nvcc 13.0 takes for an empty file. A module that calls
-    # them has -U_GLIBCXX_BITS_SPECFUN_H in its extra_cuda_cflags.
-    flags += ["-D_GLIBCXX_BITS_SPECFUN_H"]
     if knobs.jit_lineinfo and not debug:
         flags += ["-lineinfo"]
     if knobs.cc:

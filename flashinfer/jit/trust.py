@@ -44,7 +44,7 @@ def refusal(
 def _writable(path: Path, status: os.stat_result, change: str, remedy: str) -> str:
     return (
         f"{path} is writable by others (mode {stat.S_IMODE(status.st_mode):04o}) and could hold any code: "
-        f"`chmod {change} {path}` if you trust what is there, {remedy}"
+        f"run `chmod {change} {path}` if you trust its content, {remedy}"
     )
 
 

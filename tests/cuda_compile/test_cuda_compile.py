@@ -18,9 +18,11 @@ import pytest
 
 from flashinfer import aot
 from flashinfer.jit import gen_jit_spec
+from flashinfer.jit.codegen import NO_SPECIAL_FUNCTIONS
 from flashinfer.jit.core import JitSpec
 from flashinfer.jit.cpp_ext import Commands
 from flashinfer.jit.load import _load_library
+from flashinfer.jit.norm import gen_norm_module
 
 from .fatbin import compile_units
 from .options import COMPILES, NO_SPILLS
@@ -134,17 +136,14 @@ def test_spills_would_be_noticed(hopper, tmp_path, monkeypatch):
         gen_jit_spec("spill", [source]).build()
 
 
-@pytest.mark.parametrize("flags, text", [([], "beta"), (["-U_GLIBCXX_BITS_SPECFUN_H"], "")])
-def test_special_functions(hopper, tmp_path, flags, text):
-    """The special functions of C++17, which take a third of an empty unit, are there for modules that ask for them."""
+def test_special_functions(hopper, tmp_path):
+    """Leave the special functions of C++17, a third of an empty unit, out of our units, not out of users' modules."""
+    assert NO_SPECIAL_FUNCTIONS in gen_norm_module("cuda").extra_cuda_cflags
     source = tmp_path / "special.cu"
     source.write_text("#include <cmath>\ndouble Special(double x) { return std::beta(x, x); }\n")
-    spec = gen_jit_spec("special", [source], extra_cuda_cflags=flags)
-    if text:
-        with pytest.raises(RuntimeError, match=text):
-            spec.build()
-    else:
-        spec.build()
+    gen_jit_spec("special", [source]).build()
+    with pytest.raises(RuntimeError, match="beta"):
+        gen_jit_spec("none", [source], extra_cuda_cflags=[NO_SPECIAL_FUNCTIONS]).build()
 
 
 @pytest.mark.parametrize("targets", ["7.5", pytest.param("8.0 8.9 10.0a 12.0a", marks=pytest.mark.full)])

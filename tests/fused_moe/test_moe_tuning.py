@@ -99,7 +99,7 @@ def test_choices_are_used_and_kept_in_a_file(passed, tmp_path, monkeypatch):
 
 
 def test_choices_are_looked_up_once(passed, monkeypatch):
-    """Check that calls outside of contexts ask the tuner once for each size, and again after its results changed."""
+    """Check that calls outside of contexts ask the tuner once for each bucket, and again after its results changed."""
     asked = []
     tuner, call = AutoTuner.get(), layer(20)
     monkeypatch.setattr(AutoTuner, "was_used", True)
@@ -110,6 +110,8 @@ def test_choices_are_looked_up_once(passed, monkeypatch):
         cutlass_fused_moe(*call)
     assert asked == list(OPS)
     cutlass_fused_moe(*layer(21))
+    assert asked == list(OPS), "the same bucket"
+    cutlass_fused_moe(*layer(40))
     assert asked == 2 * list(OPS)
     with autotune(False):
         cutlass_fused_moe(*call)
@@ -117,7 +119,7 @@ def test_choices_are_looked_up_once(passed, monkeypatch):
     assert len(asked) == 8, "inside a context, whose buckets may differ, each call asks"
     cutlass_fused_moe(*call)
     cutlass_fused_moe(*call)
-    assert len(asked) == 10 and passed == [(96, 96)] * 8
+    assert len(asked) == 10 and passed == [(96, 96)] * 9
     tuner.clear_cache()
     monkeypatch.setattr(AutoTuner, "was_used", True)
     cutlass_fused_moe(*call)

@@ -85,7 +85,7 @@ def test_place_of_the_cache_that_others_can_write(workshop, built, which):
     (workshop.base / which).chmod(0o777)
     assert "is writable by others (mode 0777)" in built.staleness()
     with pytest.raises(
-        RuntimeError, match=r"`chmod o-w .* if you trust what is there, or set FLASHINFER_WORKSPACE_BASE"
+        RuntimeError, match=r"run `chmod o-w .* if you trust its content, or set FLASHINFER_WORKSPACE_BASE"
     ):
         built.build_and_load()
     (workshop.base / which).chmod(0o1777)

@@ -82,6 +82,11 @@ class FleetParams:
                 f"{EpAlgorithm(self.algorithm).name}"
             )
 
+    @property
+    def is_by_expert(self) -> bool:
+        """Return True if a rank receives tokens sorted by expert: the place of a row tells its only expert."""
+        return self.algorithm == EpAlgorithm.LOW_LATENCY and self.layout == EpLayout.EXPERT_MAJOR
+
 
 @dataclass(frozen=True, eq=False)
 class HandleParams:

@@ -71,7 +71,7 @@ class Fleet(abc.ABC):
 
     @property
     def supports_fault_tolerance(self) -> bool:
-        """Whether the transport goes on without a rank."""
+        """Return True if the transport goes on without a rank."""
         return False
 
     @property

@@ -12,7 +12,7 @@ from ..._compat.tllm_enums import RoutingInputMode
 from ..api import MoEActivationPack, MoEConfig, QuantVariant
 from ..api import MoEWeightPack as PreparedWeights
 from ..layer import MoELayer
-from .config import BootstrapConfig, EpAlgorithm, EpLayout, FleetParams
+from .config import BootstrapConfig, FleetParams
 from .errors import MoEEpConfigError
 from .kernels import SplitKernelBackend, SplitKernelContext, register_split_kernel
 from .validation import bootstrap_ep_rank_world
@@ -36,10 +36,6 @@ class FusedMoeKernelConfig:
 
     moe_config: MoEConfig
     kernel_name: str = "fused_moe"
-
-
-def _is_by_expert(params: FleetParams) -> bool:
-    return params.algorithm == EpAlgorithm.LOW_LATENCY and params.layout == EpLayout.EXPERT_MAJOR
 
 
 def _plain(op: str, tensors: Tensors, variant: QuantVariant, per_token: bool, scale: Any) -> torch.Tensor:
@@ -152,7 +148,7 @@ class FusedMoeSplitKernelBackend(SplitKernelBackend):
         validate_compute_consistency(params, bootstrap, config)
         world = bootstrap_ep_rank_world(bootstrap)[1]
         rows, routing = world * params.max_tokens_per_rank, config.routing
-        if _is_by_expert(params):  # the place of a row tells its only expert
+        if params.is_by_expert:
             rows, routing = rows * params.num_experts // world, replace(routing, top_k=1)
         limit = max(config.execution.tune_max_num_tokens, rows)
         execution = replace(config.execution, tune_max_num_tokens=limit)
@@ -164,7 +160,7 @@ class FusedMoeSplitKernelBackend(SplitKernelBackend):
             raise RuntimeError("FusedMoeKernelConfig: run must follow prepare, which MoEEpSplitLayer calls")
         config, received = self.config.moe_config, ctx.expert_tensors[0]
         given = {"local_expert_offset": config.experts.local_expert_offset, "quant_variant": config.quant.variant}
-        if _is_by_expert(ctx.fleet_params):
+        if ctx.fleet_params.is_by_expert:
             pack = build_activation_pack(received, **given)
         else:
             assert ctx.recv_topk_idx is not None and ctx.recv_topk_weights is not None

@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(eq=False)
 class SplitKernelContext:
-    """What a transport delivered to the experts of this rank."""
+    """Tokens that a transport delivered to the experts of this rank."""
 
     expert_tensors: Sequence[torch.Tensor]
     num_tokens: Union[int, Callable[[], int]]
@@ -58,7 +58,7 @@ class SplitKernelBackend(abc.ABC):
 class MegaKernelBackend(abc.ABC):
     """A whole layer in one kernel, its exchanges included."""
 
-    #: Whether the output may stay in the kernel's own memory.
+    #: True if the output may stay in the kernel's own memory.
     supports_output_view = False
 
     def __init__(self, config: Any) -> None:

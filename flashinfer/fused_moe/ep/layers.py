@@ -163,7 +163,7 @@ class MoEEpMegaLayer:
 
     @property
     def supports_output_view(self) -> bool:
-        """Whether the output may stay in the kernel's own memory."""
+        """Return True if the output may stay in the kernel's own memory."""
         return self._kernel.supports_output_view
 
     def warmup(self, t: Optional[MoEEpTensors] = None) -> None:

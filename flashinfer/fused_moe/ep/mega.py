@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ...gemm.blockscale import quantize_weight_blocks
 from ..cutlass import cutlass_fused_moe
 from .config import BootstrapConfig, FleetParams, MoEEpTensors
 from .errors import MoEEpArchError, MoEEpConfigError, MoEEpNotBuiltError
@@ -16,17 +17,11 @@ from .weights import MoEWeightPack, PrequantizedMoEWeights
 
 __all__ = ["Sm90PushFp8MegaKernelBackend", "preprocess_sm90_push_fp8_mega_weights"]
 
-_BLOCK = 128
-_E4M3_MAX = 448.0
 
-
-def _quantize_blocks(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantize_experts(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return e4m3 codes of ``(E, n, k)`` and the float32 scale of each block of 128 x 128: amax / 448, 1 for zeros."""
-    blocks = w.float().unflatten(2, (-1, _BLOCK)).unflatten(1, (-1, _BLOCK))
-    amax = blocks.abs().amax((2, 4), keepdim=True)
-    scale = torch.where(amax == 0, 1.0, amax / _E4M3_MAX)
-    codes = (blocks / scale).to(torch.float8_e4m3fn).flatten(3, 4).flatten(1, 2)
-    return codes, scale[:, :, 0, :, 0].contiguous()
+    codes, scales = zip(*map(quantize_weight_blocks, w), strict=True)
+    return torch.stack(codes), torch.stack(scales)
 
 
 def preprocess_sm90_push_fp8_mega_weights(
@@ -50,7 +45,7 @@ def preprocess_sm90_push_fp8_mega_weights(
             )
     if isinstance(weights, PrequantizedMoEWeights):
         return weights
-    (w13, scale13), (w2, scale2) = _quantize_blocks(weights.w13), _quantize_blocks(weights.w2)
+    (w13, scale13), (w2, scale2) = _quantize_experts(weights.w13), _quantize_experts(weights.w2)
     return PrequantizedMoEWeights(w13, w2, scale13, scale2)
 
 
@@ -131,8 +126,8 @@ def _refuse(config: Any) -> NoReturn:
     raise MoEEpArchError(f"{config.kernel_name}: requires sm_100+ and its kernel, which this package lacks")
 
 
-class _Blackwell(MegaKernelBackend):
-    """A kernel of Blackwell."""
+class _AbsentKernel(MegaKernelBackend):
+    """A mega kernel that this package lacks: layers of it are refused."""
 
     def validate_init(self, bootstrap: BootstrapConfig, fleet_params: FleetParams) -> None:
         _refuse(self.config)
@@ -144,14 +139,14 @@ class _Blackwell(MegaKernelBackend):
         _refuse(self.config)
 
 
-register_mega_kernel("sm100_fp8_fp4_bf16_deepgemm", deprecated_aliases=("deep_gemm_mega",))(_Blackwell)
-register_mega_kernel("sm100_bf16_bf16_bf16_cutedsl", deprecated_aliases=("bf16_cutedsl",))(_Blackwell)
-register_mega_kernel("sm100_mxfp8_mxfp8_bf16_cutedsl", deprecated_aliases=("mxfp8_cutedsl",))(_Blackwell)
-register_mega_kernel("sm100_nvfp4_nvfp4_bf16_cutedsl", deprecated_aliases=("nvfp4_cutedsl",))(_Blackwell)
+register_mega_kernel("sm100_fp8_fp4_bf16_deepgemm", deprecated_aliases=("deep_gemm_mega",))(_AbsentKernel)
+register_mega_kernel("sm100_bf16_bf16_bf16_cutedsl", deprecated_aliases=("bf16_cutedsl",))(_AbsentKernel)
+register_mega_kernel("sm100_mxfp8_mxfp8_bf16_cutedsl", deprecated_aliases=("mxfp8_cutedsl",))(_AbsentKernel)
+register_mega_kernel("sm100_nvfp4_nvfp4_bf16_cutedsl", deprecated_aliases=("nvfp4_cutedsl",))(_AbsentKernel)
 
 
 @register_mega_kernel("sm90_fp8_fp8_bf16_pull_cutedsl", deprecated_aliases=("sm90_pull_fp8",))
-class Sm90PullFp8MegaKernelBackend(_Blackwell):
+class Sm90PullFp8MegaKernelBackend(_AbsentKernel):
     """A kernel of Hopper that is written in the CuTe DSL and exchanges through NVSHMEM."""
 
     def validate_init(self, bootstrap: BootstrapConfig, fleet_params: FleetParams) -> None:
@@ -160,8 +155,8 @@ class Sm90PullFp8MegaKernelBackend(_Blackwell):
 
 
 @register_split_kernel("sm100_mxfp8_mxfp4_bf16_cutedsl")
-class _BlackwellSplit(SplitKernelBackend):
-    """A split kernel of Blackwell."""
+class _AbsentSplitKernel(SplitKernelBackend):
+    """A split kernel that this package lacks: layers of it are refused."""
 
     def prepare(self, weights: Any, bootstrap: BootstrapConfig, params: FleetParams) -> None:
         _refuse(self.config)

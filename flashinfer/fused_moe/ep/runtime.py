@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a layer needs of its process: torch.distributed, and the GPU of the rank."""
+"""Start torch.distributed for a layer, and select the GPU of its rank."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from .config import (
     CombineOutput,
     DispatchInputParams,
     DispatchOutput,
-    EpAlgorithm,
     EpLayout,
     FleetParams,
     HandleParams,
@@ -59,7 +58,6 @@ class _LocalHandle(Handle):
 
     def __init__(self, fleet: LocalFleet, ids: torch.Tensor, weights: Optional[torch.Tensor]) -> None:
         self._params, self._ids, self._weights = fleet.params, ids.long(), weights
-        self._is_by_expert = fleet.is_by_expert
 
     def _slots(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row of each id in the buffer (one past the end without an expert), and tokens of each expert."""
@@ -73,7 +71,7 @@ class _LocalHandle(Handle):
 
     def dispatch(self, params: DispatchInputParams) -> DispatchOutput:
         tokens = params.x[0].shape[0]
-        if self._is_by_expert:
+        if self._params.is_by_expert:
             slots, counts = self._slots()
             size = self._params.num_experts * self._params.max_tokens_per_rank
             rows = torch.full((size + 1,), tokens, dtype=torch.int64, device=slots.device)
@@ -100,7 +98,7 @@ class _LocalHandle(Handle):
 
     def combine(self, params: CombineInputParams) -> CombineOutput:
         result, tokens = params.x[0], self._ids.shape[0]
-        if self._is_by_expert:
+        if self._params.is_by_expert:
             parts = self._rows(result.flatten(0, 1), self._slots()[0]).float()
             if self._weights is not None:
                 parts = parts * self._weights.unsqueeze(-1)
@@ -124,11 +122,6 @@ class LocalFleet(Fleet):
     def __init__(self, bootstrap: BootstrapConfig, params: FleetParams, algo_knobs: Sequence[AlgoKnob] = ()) -> None:
         super().__init__(bootstrap, params, algo_knobs)
         self.update_topology(bootstrap, algo_knobs)
-
-    @property
-    def is_by_expert(self) -> bool:
-        """Whether received tokens are sorted by expert."""
-        return self.params.algorithm == EpAlgorithm.LOW_LATENCY and self.params.layout == EpLayout.EXPERT_MAJOR
 
     def create_handle(self, params: HandleParams, algo_knobs: Sequence[AlgoKnob] = ()) -> Handle:
         if params.topk_ids.dim() != 2 or params.topk_ids.shape[0] > self.params.max_tokens_per_rank:

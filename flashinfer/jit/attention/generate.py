@@ -18,7 +18,7 @@ import torch
 from ..._runtime.errors import ArgumentError, BackendSupportedError
 from ...compilation_context import sm90a_nvcc_flags
 from .. import env as jit_env
-from ..codegen import render
+from ..codegen import NO_SPECIAL_FUNCTIONS, render
 from ..context import current_compilation_context
 from ..core import JitSpec, gen_jit_spec
 from ..utils import dtype_map
@@ -349,7 +349,10 @@ class AttentionModule:
             self.name,
             [*launchers, *units],
             extra_include_paths=[directory],
-            extra_cuda_cflags=sm90a_nvcc_flags if self.is_sm90 else None,
+            extra_cuda_cflags=[
+                *([] if self.variant_decl else [NO_SPECIAL_FUNCTIONS]),
+                *(sm90a_nvcc_flags if self.is_sm90 else []),
+            ],
             backend=self.device,
             host_sources=frozenset(launchers),
             supported_major_versions=[9] if self.backend == "fa3" else None,

@@ -55,7 +55,7 @@ struct Fp8Traits {
   static constexpr Loading LOADING = Loading::kTranspose;
   static constexpr bool PAGED = PAGED_, MAY_BE_SINGLE = !PAGED, CONVERTS = false, TRANSPOSES = true;
   static constexpr bool IS_BOXED = IS_BOXED_, GATHERS = !IS_BOXED;
-  static constexpr bool ZEROES_ROWS = true;  // of values that do not exist: cp.async, or the transposition
+  static constexpr bool ZEROES_ROWS = true;  // cp.async or the transposition zeroes values behind the last key
   static constexpr int D_QK = Params::HEAD_DIM_QK, D_VO = Params::HEAD_DIM_VO;
   static constexpr int QK_SLABS = (D_QK + 127) / 128, LANDING_SLABS = (D_VO + 127) / 128;
   static constexpr int VO_SLABS = (D_VO + 63) / 64;  // slabs of 16-bit results

@@ -11,7 +11,7 @@
 
 namespace flashinfer {
 
-/// What GetAttentionUpdater() of a variant with softmax returns: logits times `sm_scale_log2` are exponents of 2, or
+/// Result of GetAttentionUpdater() of a variant with softmax: logits times `sm_scale_log2` are exponents of 2, or
 /// logits are (WITH_SCALE = false).
 template <int NUM_ROWS_PER_THREAD, bool WITH_SCALE = true>
 struct OnlineSoftmax {
@@ -21,7 +21,7 @@ struct OnlineSoftmax {
   FLASHINFER_HD explicit OnlineSoftmax(float sm_scale_log2 = 1.f) : factor(WITH_SCALE ? sm_scale_log2 : 1.f) {}
 };
 
-/// What GetAttentionUpdater() of a variant without softmax returns: transformed logits are the weights.
+/// Result of GetAttentionUpdater() of a variant without softmax: transformed logits are the weights.
 template <int NUM_ROWS_PER_THREAD>
 struct DefaultUpdater {
   static constexpr bool IS_SOFTMAX = false;

@@ -5,7 +5,8 @@
 #pragma once
 #if defined(__F16C__)
 
-#if defined(__GNUC__) && !defined(__clang__) && defined(__has_builtin)  // whose value depends on the target
+#if defined(__GNUC__) && !defined(__clang__) && defined(__has_builtin)
+// The value of __has_builtin depends on the target.
 #if defined(__AVX512F__) && __has_builtin(__builtin_ia32_vcvtph2ps512_mask) &&                           \
     __has_builtin(__builtin_ia32_vcvtps2ph512_mask) && __has_builtin(__builtin_ia32_pmovzxwd512_mask) && \
     __has_builtin(__builtin_ia32_pmovsxbw256)

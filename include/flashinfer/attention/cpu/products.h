@@ -34,7 +34,8 @@ constexpr bool KeepsKeys() {
   return std::is_same_v<decltype(&Variant::template KeyTransform<Params, float>), OperandHook<Params>>;
 }
 
-/// What the products need of a variant: its hooks for queries and keys. Variants without them share one set of products.
+/// The hooks of a variant for queries and keys, which are all that products call. Variants without such hooks share one set
+/// of products.
 template <typename Params, typename Variant>
 using OperandsOf =
     std::conditional_t<KeepsQueries<Params, Variant>() && KeepsKeys<Params, Variant>(), AttentionVariantBase, Variant>;
