@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import flashinfer
 
@@ -46,6 +47,8 @@ def test_page_is_current():
 
 @pytest.mark.parametrize("backend", ["fa3", "cudnn", "trtllm-gen"])
 def test_other_backends_are_refused(device, backend):
+    if backend == "fa3" and device == "cuda" and torch.cuda.get_device_capability()[0] == 9:
+        pytest.skip("fa3 runs on this GPU")
     api = next(x for x in matrix.APIS if x.title == "single prefill")
     batch = api.batch(matrix.FEATURES[0], device)
     with pytest.raises(NotImplementedError, match=f"backend must be fa2 .*, got '{backend}'.*usable: fa2"):
