@@ -145,7 +145,7 @@ def cutlass_fused_moe(
     use_mxfp8_act_scaling, min_latency_mode : bool
         Must be False.
     tune_max_num_tokens : int
-        No effect: inside ``flashinfer.autotune()`` tiles are measured for up to 8192 tokens, else a rule chooses.
+        Inside ``flashinfer.autotune()``, tiles are measured for up to so many tokens; more use the tiles of so many.
     enable_pdl : Optional[bool]
         Programmatic dependent launch; None turns it on where the GPU has it.
     activation_type : Union[int, ActivationType]
@@ -226,5 +226,6 @@ def cutlass_fused_moe(
         ep_rank * experts,
         tp_rank == 0,
         enable_pdl,
+        tune_max_num_tokens,
     )
     return [output, *unspecified(input, experts, tokens)]

@@ -63,6 +63,7 @@ def fused_moe(
     first_expert: int,
     adds_bias2: bool,
     enable_pdl: Optional[bool],
+    tune_max_num_tokens: int = 8192,
 ) -> None:
     """Enqueue all stages of a layer of experts; arguments as in csrc/fused_moe.cu."""
     is_cuda = input.is_cuda
@@ -80,6 +81,7 @@ def fused_moe(
             (output, input, experts, token_scales, fc1, fc2, bias1, bias2, scale1, scale2, factor1, factor2,
              quant1, quant2, alpha, beta, limit, situ_beta, situ_linear_beta),
             product, kind, (format, activation, first_expert, adds_bias2, kind is not None, use_pdl(input, enable_pdl)),
+            tune_max_num_tokens,
         )
     native_fused_moe[is_cuda](
         output, input, experts, token_scales, fc1, fc2, bias1, bias2, scale1, scale2, factor1, factor2,
@@ -90,7 +92,7 @@ def fused_moe(
 
 
 def _measured_product(
-    tensors: tuple[Any, ...], by_rule: Product, kind: Optional[str], options: tuple[Any, ...]
+    tensors: tuple[Any, ...], by_rule: Product, kind: Optional[str], options: tuple[Any, ...], most_tokens: int
 ) -> Product:
     """Return the product whose tiles the autotuner chose; its trials allocate their workspaces."""
     native = native_fused_moe[tensors[1].is_cuda]
@@ -99,4 +101,4 @@ def _measured_product(
         native(*inputs, None, product, *options)
 
     format, activation, first_expert, *_ = options
-    return tuned_product(kind, format, activation, first_expert, tensors, by_rule, launch)
+    return tuned_product(kind, format, activation, first_expert, tensors, by_rule, launch, most_tokens)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiles of the two products of ``cutlass_fused_moe``, measured by the autotuner for each bucket of token counts.
 
-Each product is an operator of the tuner (``cutlass_fused_moe::gemm1`` and ``gemm2``) whose trials run the whole layer,
-the other product by the rule. A tactic is ``(tile, cluster)`` of the SM90 kernels, or the weights per tile on the CPU.
+Each product is an operator of the tuner (``trtllm::fused_moe::gemm1`` and ``gemm2``, the published names) whose trials
+run the whole layer, the other product by the rule. A tactic is ``(tile, cluster)`` of the SM90 kernels, or the weights
+per tile on the CPU.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Callable, Optional, Sequence
 
 import torch
 
+from .._runtime.errors import ArgumentError
 from ..autotuner import (
     AutoTuner,
     DynamicTensorSpec,
@@ -31,8 +33,6 @@ FEWEST_TOKENS = 9
 BY_RULE = -1
 CPU_TILES = (48, 96, 192)  # weights per tile; the first is the rule. csrc/fused_moe.cu takes multiples of 48 up to 192
 
-_BUCKETS = tuple(2**i for i in range(4, 14))  # 16 .. 8192 tokens
-_bucket_of = make_bucket_mapper(_BUCKETS)
 _TUNED_KINDS = frozenset({"bf16", "fp8", "fp8_block"})
 _with_tiles = Sm90Functions("gemm_sm90_experts_with_tiles")
 
@@ -103,7 +103,20 @@ class FusedMoeTileRunner(TunableRunner):
 
 
 @cache
-def _config(experts: int, first_expert: int, has_scales: bool) -> TuningConfig:
+def _buckets(most_tokens: int) -> tuple[int, ...]:
+    """Return the token counts to measure: powers of two from 16, the last one ``most_tokens``."""
+    if most_tokens < 1:
+        raise ArgumentError(f"cutlass_fused_moe: tune_max_num_tokens must be 1 or more, got {most_tokens}")
+    return (*(2**i for i in range(4, most_tokens.bit_length()) if 2**i < most_tokens), most_tokens)
+
+
+@cache
+def _mapper(most_tokens: int) -> Callable[[int], int]:
+    return make_bucket_mapper(_buckets(most_tokens))
+
+
+@cache
+def _config(experts: int, first_expert: int, has_scales: bool, most_tokens: int) -> TuningConfig:
     """Describe layers with a varying number of tokens, whose experts are drawn anew."""
 
     def draw(shape: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
@@ -111,7 +124,7 @@ def _config(experts: int, first_expert: int, has_scales: bool) -> TuningConfig:
         return (numbers + first_expert).to(dtype)
 
     places = (0, 1, 2, 3) if has_scales else (0, 1, 2)  # output, input, ids, scales
-    spec = DynamicTensorSpec(places, (0,) * len(places), _BUCKETS, _bucket_of)
+    spec = DynamicTensorSpec(places, (0,) * len(places), _buckets(most_tokens), _mapper(most_tokens))
     return TuningConfig(dynamic_tensor_specs=(spec,), tensor_initializers=((2, draw),))
 
 
@@ -123,6 +136,7 @@ def tuned_product(
     inputs: Sequence[Any],
     by_rule: Product,
     launch: Callable[[Sequence[Any], Product], None],
+    most_tokens: int,
 ) -> Product:
     """Return the product for a layer: measured inside ``autotune()``, else of an earlier run of it, else ``by_rule``.
 
@@ -138,17 +152,19 @@ def tuned_product(
         The product that chooses its tiles by rules.
     launch : Callable
         Runs the layer for such inputs with a product.
+    most_tokens : int
+        The largest token count to measure, which also stands for larger ones.
     """
     if (inputs[1].is_cuda and kind not in _TUNED_KINDS) or inputs[1].shape[0] < FEWEST_TOKENS:
         return by_rule
     tuner = AutoTuner.get()
 
     def choose() -> Product:
-        config = _config(inputs[4].shape[0], first_expert, inputs[3] is not None)
+        config = _config(inputs[4].shape[0], first_expert, inputs[3] is not None, most_tokens)
         tactics = []
         for index in (1, 2):
             runner = FusedMoeTileRunner(index, kind, format, activation, by_rule, launch)
-            tactics.append(tuner.choose_one(f"cutlass_fused_moe::gemm{index}", [runner], config, list(inputs))[1])
+            tactics.append(tuner.choose_one(f"trtllm::fused_moe::gemm{index}", [runner], config, list(inputs))[1])
         return _product_of(kind, tactics, by_rule)
 
     if tuner.is_in_context():
@@ -157,7 +173,7 @@ def tuned_product(
         _kept.clear()
         _kept_in[0] = tuner.generation
     output, x, experts, scales, fc1, fc2, bias1 = inputs[:7]
-    sizes = (_bucket_of(x.shape[0]), experts.shape[1], fc1.shape, fc2.shape)
+    sizes = (_mapper(most_tokens)(x.shape[0]), most_tokens, experts.shape[1], fc1.shape, fc2.shape)
     key = (kind, format, activation, first_expert, *sizes, x.dtype, output.dtype, scales is None, bias1 is None)
     if key not in _kept:
         _kept[key] = choose()

@@ -148,5 +148,7 @@ def test_caches_that_kernels_cannot_address(device):
     cache = memory.as_strided((2, 2, PAGE, 2, 64), (stride, PAGE * 128, 128, 64, 1))
     decode = BatchDecodeWithPagedKVCacheWrapper(calls.workspace(device))
     decode.plan(torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([1]), 2, 2, 64, PAGE)
-    with pytest.raises(ArgumentError, match=r"the last row of k must be less than \d+ bytes behind the first .*, got \d+"):
+    with pytest.raises(
+        ArgumentError, match=r"the last row of k must be less than \d+ bytes behind the first .*, got \d+"
+    ):
         decode.run(torch.zeros(1, 2, 64, device=device).half(), cache)

@@ -16,7 +16,7 @@ from flashinfer.fused_moe.cutlass_tuning import CPU_TILES, FEWEST_TOKENS, FusedM
 from flashinfer.jit.gemm import tiles_of
 
 EXPERTS, TOP_K, HIDDEN, INNER = 4, 2, 128, 96
-OPS = ("cutlass_fused_moe::gemm1", "cutlass_fused_moe::gemm2")
+OPS = ("trtllm::fused_moe::gemm1", "trtllm::fused_moe::gemm2")
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_choices_are_used_and_kept_in_a_file(passed, tmp_path, monkeypatch):
         expected = cutlass_fused_moe(*call)[0].clone()
     assert passed == [(192, 96)]
     saved = json.loads(file.read_text())
-    assert sum("cutlass_fused_moe::gemm" in key for key in saved) == 4
+    assert sum("trtllm::fused_moe::gemm" in key for key in saved) == 4
     AutoTuner.get().clear_cache()
     assert not AutoTuner.was_used
     cutlass_fused_moe(*call)
@@ -96,6 +96,28 @@ def test_choices_are_used_and_kept_in_a_file(passed, tmp_path, monkeypatch):
     with autotune(False, tuning_buckets=(16, 32)):
         assert torch.equal(cutlass_fused_moe(*call)[0], expected)
     assert passed == [(192, 96), None, (192, 96)]
+
+
+@pytest.mark.parametrize(
+    ("most", "buckets"),
+    [(8192, tuple(2**i for i in range(4, 14))), (100, (16, 32, 64, 100)), (32, (16, 32)), (16, (16,)), (3, (3,))],
+)
+def test_buckets_end_at_tune_max_num_tokens(monkeypatch, most, buckets):
+    shapes = []
+
+    def trials(self, op, runners, config, profile, inputs, kwargs):
+        shapes.append(profile.get_opt_shapes()[1][0])
+        return [(runners[0], CPU_TILES[0], 1.0)]
+
+    monkeypatch.setattr(AutoTuner, "_trials", trials)
+    with autotune():
+        cutlass_fused_moe(*layer(130), tune_max_num_tokens=most)
+    assert sorted(set(shapes)) == sorted(buckets)
+
+
+def test_wrong_tune_max_num_tokens():
+    with autotune(), pytest.raises(ValueError, match="tune_max_num_tokens must be 1 or more, got 0"):
+        cutlass_fused_moe(*layer(20), tune_max_num_tokens=0)
 
 
 def test_choices_are_looked_up_once(passed, monkeypatch):
