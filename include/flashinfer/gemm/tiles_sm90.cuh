@@ -93,10 +93,18 @@ class GroupFinder {
     const int rows = __shfl_sync(~0u, rows_, lane), begin_row = __shfl_sync(~0u, begin_row_, lane);
     const int rest = t - __shfl_sync(~0u, begin_, lane), group = first_ + lane;
     const int m_tiles = CeilDivide(rows, BLOCK_M);
-    const TileIndex at = RasterTile(rest, m_tiles, p_.n_tiles, BandHeight(m_tiles, p_.raster));
+    const TileIndex at = TileOfGroup(rest, m_tiles);
     const int token_batch = p_.grouping == Grouping::kMasked ? group : 0;
     const int weight_batch = p_.weight_indices == nullptr ? group : p_.weight_indices[group];
     return {true, begin_row + at.m * BLOCK_M, begin_row + rows, at.n, token_batch, weight_batch};
+  }
+
+  /// Return the position of tile `t` of a group. Groups of few rows are common and their tiles take less time than the
+  /// divisions of bands.
+  __device__ __forceinline__ TileIndex TileOfGroup(int t, int m_tiles) const {
+    if (m_tiles == 1) return {0, 0, t};
+    if (m_tiles <= p_.raster) return {0, t % m_tiles, t / m_tiles};
+    return RasterTile(t, m_tiles, p_.n_tiles, BandHeight(m_tiles, p_.raster));
   }
 
   const TileParams& p_;
