@@ -21,21 +21,18 @@ namespace flashinfer {
 namespace fused_moe {
 namespace mono {
 
-/// Arrivals and turns of the barrier of the grid. One for all launches: a block takes more than half of the shared memory of
-/// an SM and a cooperative grid has a block on each, so no other grid of this kernel arrives before this one has passed.
-static __device__ int32_t grid_barrier[2];
+/// Arrivals at the barrier of the grid. One for all launches: a block takes more than half of the shared memory of an SM and a
+/// cooperative grid has a block on each, so no other grid of this kernel arrives before this one has passed.
+static __device__ int32_t grid_barrier;
 
-/// Wait until all blocks are here; writes before the barrier are visible after it, but not through L1.
-__device__ __forceinline__ void SyncGrid(int32_t (&barrier)[2]) {
+/// Wait until all blocks are here; writes before the barrier are visible after it, but not through L1. The arrivals of a grid add
+/// up to 2^31: the highest bit changes with the last one, which all wait for, and nothing is left to be reset.
+__device__ __forceinline__ void SyncGrid(int32_t& barrier) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    const int32_t turn = ptx::LoadAcquire(&barrier[1]);
-    if (ptx::AddOrdered(&barrier[0], 1) == int32_t(gridDim.x) - 1) {
-      barrier[0] = 0;
-      ptx::StoreRelease(&barrier[1], turn + 1);
-    } else {
-      while (ptx::LoadAcquire(&barrier[1]) == turn) {
-      }
+    const uint32_t mine = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1u) : 1u;
+    const int32_t before = ptx::AddOrdered(&barrier, int32_t(mine));
+    while ((ptx::LoadAcquire(&barrier) ^ before) >= 0) {
     }
   }
   __syncthreads();
@@ -172,7 +169,7 @@ class Block : public BaseBlock<Weights, TILES * 8> {
   __device__ __forceinline__ Block(const MonoParams& p, Memory<Weights, TILES>& memory)
       : Base(p, memory), memory_(memory) {}
 
-  __device__ __forceinline__ void Run(int32_t (&barrier)[2]) {
+  __device__ __forceinline__ void Run(int32_t& barrier) {
     const int warp = int(threadIdx.x) / 32;
     Walk<WARPS> ahead(work_, warp, 1);
     ahead.SkipEmpty(work_);

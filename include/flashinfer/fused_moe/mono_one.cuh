@@ -45,7 +45,7 @@ class OneBlock : public BaseBlock<Weights, 8> {
     zeros_ = ptx::SharedAddress(memory.zeros), operands_ = ptx::SharedAddress(memory.operands);
   }
 
-  __device__ __forceinline__ void Run(int32_t (&barrier)[2]) {
+  __device__ __forceinline__ void Run(int32_t& barrier) {
     const int warp = int(threadIdx.x) / 32;
     Walk<WARPS> ahead(work_, warp, 1);
     ahead.SkipEmpty(work_);

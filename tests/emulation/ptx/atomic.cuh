@@ -7,7 +7,7 @@ namespace ptx {
 
 inline int32_t AddOrdered(int32_t* address, int32_t x) {
   const int32_t before = *address;
-  *address += x;
+  *address = int32_t(uint32_t(before) + uint32_t(x));  // wraps, as on the device
   return before;
 }
 /// Other threads run before the load: it may be one of a loop that waits for them.
