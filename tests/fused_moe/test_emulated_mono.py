@@ -238,3 +238,51 @@ def test_mxfp4(library, tokens, top_k, hidden, inner, is_large):
     decoded = moved({**call, **weights})
     exact, rounded = plain(decoded, biases=biases, constants=constants)
     assert rms(out.double() - exact) <= 1.02 * rms(rounded - exact)
+
+
+@pytest.mark.parametrize(
+    "top_k, hidden, inner, multiprocessors",
+    [(1, 3200, 128, 5), (3, 128, 1152, 3), (2, 384, 128, 40), (4, 256, 640, 1)],
+    ids=["wide", "deep", "many-blocks", "one-block"],
+)
+def test_mxfp4_alone(library, top_k, hidden, inner, multiprocessors):
+    """More columns than a pass of all half warps has, blocks without rows of a product, and one block for all rows."""
+    call, values = mxfp4(1, hidden, inner, LOCAL, top_k, "cpu")
+    biases = torch.randn(LOCAL, 2 * inner).to(BF16), torch.randn(LOCAL, hidden).to(BF16)
+    scales, decoded = call["quant_scales"], {"fc1_expert_weights": values["fc1"], "fc2_expert_weights": values["fc2"]}
+    out = run(library, moved(call), BF16, scales=scales, biases=biases, multiprocessors=multiprocessors, format=MXFP4)
+    exact, rounded = plain(moved({**call, **decoded}), biases=biases)
+    assert rms(out.double() - exact) <= 1.02 * rms(rounded - exact)
+    library.seed(3)
+    again = run(library, moved(call), BF16, scales=scales, biases=biases, multiprocessors=7, format=MXFP4)
+    assert torch.equal(again, out)  # the order of sums does not depend on the number of blocks
+
+
+def test_mxfp4_plain_activation(library):
+    """Without gates a stage has 16 rows of one expert; values of 16 bits leave in another type."""
+    call, values = mxfp4(1, 256, 256, LOCAL, 3, "cpu")
+    fc1 = call["fc1_expert_weights"][:, :256].contiguous()
+    scales = [call["quant_scales"][0].view(LOCAL, 2, -1)[:, 0].contiguous(), call["quant_scales"][1]]
+    biases = torch.randn(LOCAL, 256).to(FP16), torch.randn(LOCAL, 256).to(FP16)
+    out = run(
+        library,
+        moved({**call, "fc1_expert_weights": fc1}),
+        FP16,
+        ActivationType.Relu2,
+        scales=scales,
+        biases=biases,
+        format=MXFP4,
+    )
+    decoded = {"fc1_expert_weights": values["fc1"][:, :256], "fc2_expert_weights": values["fc2"]}
+    exact, rounded = plain(moved({**call, **decoded}), ActivationType.Relu2, biases=biases)
+    assert rms(out.double() - exact) <= 1.02 * rms(rounded - exact)
+
+
+@pytest.mark.parametrize("ids", [(3, 3, 4), (0, 6, 3), (0, 1, 7), (-1, 2, 2)], ids=str)
+def test_mxfp4_repeated_and_missing_experts(library, ids):
+    """One token may choose an expert twice, or none of this rank."""
+    call, values = mxfp4(1, 128, 128, LOCAL, 3, "cpu")
+    call["token_selected_experts"] = torch.tensor([ids], dtype=torch.int32)
+    out = run(library, call, BF16, scales=call["quant_scales"], format=MXFP4).double()
+    exact, rounded = plain({**call, "fc1_expert_weights": values["fc1"], "fc2_expert_weights": values["fc2"]})
+    assert rms(out - exact) <= 1.02 * rms(rounded - exact)

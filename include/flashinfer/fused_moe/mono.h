@@ -17,10 +17,16 @@
 #define FLASHINFER_MONO_QUANTIZED_STAGES 8
 #endif
 #ifndef FLASHINFER_MONO_ONE_WARPS
-#define FLASHINFER_MONO_ONE_WARPS 16  // with these weights and one token
+#define FLASHINFER_MONO_ONE_WARPS 16  // with e4m3 weights and one token
 #endif
 #ifndef FLASHINFER_MONO_ONE_STAGES
 #define FLASHINFER_MONO_ONE_STAGES 4
+#endif
+#ifndef FLASHINFER_MONO_MXFP4_WARPS
+#define FLASHINFER_MONO_MXFP4_WARPS 12  // with MXFP4 and one token: 24 half warps for the 23 x 128 columns of GPT-OSS
+#endif
+#ifndef FLASHINFER_MONO_MXFP4_STAGES
+#define FLASHINFER_MONO_MXFP4_STAGES 6  // 2 KB of codes each
 #endif
 #ifndef FLASHINFER_MONO_TOKENS
 #define FLASHINFER_MONO_TOKENS 8  // the most that a layer is given to this kernel with, up to 16; 0: none

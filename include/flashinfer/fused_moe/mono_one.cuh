@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mono.cuh for one token and weights that must be decoded, where instructions take longer than memory: the operands of each
 // product are prepared once, in shared memory and in the order of the tensor cores' registers, and a lane keeps two sums. A
-// format says how (mono_mxfp4_one.cuh, mono_fp8_one.cuh).
+// format says how (mono_fp8_one.cuh). MXFP4 has a kernel of its own (mono_mxfp4_one.cuh).
 #pragma once
 #include "mono.cuh"
 
