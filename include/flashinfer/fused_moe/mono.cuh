@@ -21,12 +21,13 @@ namespace flashinfer {
 namespace fused_moe {
 namespace mono {
 
-/// Arrivals at the barrier of the grid. One for all launches: a block takes more than half of the shared memory of an SM and a
-/// cooperative grid has a block on each, so no other grid of this kernel arrives before this one has passed.
+/// Arrivals at the barrier of the grid. One for all launches: a block takes more than half of the shared memory of an
+/// SM and a cooperative grid has a block on each, so no other grid of this kernel arrives before this one has passed.
 static __device__ int32_t grid_barrier;
 
-/// Wait until all blocks are here; writes before the barrier are visible after it, but not through L1. The arrivals of a grid add
-/// up to 2^31: the highest bit changes with the last one, which all wait for, and nothing is left to be reset.
+/// Wait until all blocks are here; writes before the barrier are visible after it, but not through L1. The arrivals
+/// of a grid add up to 2^31: the highest bit changes with the last one, which all wait for, and nothing is left to be
+/// reset.
 __device__ __forceinline__ void SyncGrid(int32_t& barrier) {
   __syncthreads();
   if (threadIdx.x == 0) {

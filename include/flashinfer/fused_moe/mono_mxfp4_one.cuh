@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of MXFP4 weights for one token in one launch, like mono.cuh, at the rate of memory: 53 MB of GPT-OSS 120B take as
-// long to decode as to read, so that each instruction of a stage counts.
-// - A half warp keeps its columns for many rows (mono_mxfp4_walk.cuh), with the token's elements in registers. Addresses are
-//   found anew where an expert or a pass ends, and warps meet at the end of a batch only.
+// A layer of MXFP4 weights for one token in one launch, like mono.cuh, at the rate of memory: 53 MB of GPT-OSS 120B
+// take as long to decode as to read, so that each instruction of a stage counts.
+// - A half warp keeps its columns for many rows (mono_mxfp4_walk.cuh), with the token's elements in registers.
+//   Addresses are found anew where an expert or a pass ends, and warps meet at the end of a batch only.
 // - Rows are divided by eights: 368 for 132 SMs in product 2 of that model, where blocks of 16 rows would be 184.
-// - Scales multiply sums, not weights: the product of the tensor cores has 8 columns, one for each group of 32 columns of the
-//   two sources of a warp. The token's elements of group g are in column g, and zeros in the others. A row has sums in the
-//   4 columns of its own source; the others have no meaning.
-// - Weights stay as they are spread, value times 2^-126, most of them subnormal, which the tensor cores keep. Elements are
-//   multiplied by 2^64, so that products are normal numbers in fp32: elements from 2^64 on would overflow.
+// - Scales multiply sums, not weights: the product of the tensor cores has 8 columns, one for each group of 32
+//   columns of the two sources of a warp. The token's elements of group g are in column g, and zeros in the others. A
+//   row has sums in the 4 columns of its own source; the others have no meaning.
+// - Weights stay as they are spread, value times 2^-126, most of them subnormal, which the tensor cores keep.
+//   Elements are multiplied by 2^64, so that products are normal numbers in fp32: elements from 2^64 on would
+//   overflow.
 #pragma once
 #include "mono_mxfp4.cuh"
 #include "mono_mxfp4_walk.cuh"
@@ -24,8 +25,8 @@ static_assert(MXFP4_HALVES % 4 == 0, "four lanes add the sums of a row");
 /// Shared memory of a block.
 struct alignas(128) Mxfp4Memory {
   unsigned char ring[MXFP4_WARPS][MXFP4_STAGES][PAIR_BYTES];
-  // Sums of half warps for the eights of a batch. 16 floats more: gate and up of a row are in different banks.
-  float sums[2 * BATCH][MXFP4_HALVES * EIGHT + 16];
+  // Sums of half warps for the eights of a batch. 8 floats more: gate and up of a row are in different banks.
+  float sums[2 * BATCH][MXFP4_HALVES * EIGHT + 8];
   float bias[2][2 * BATCH * EIGHT];  // of a batch of each product
   TokenExperts experts[MXFP4_WARPS];
   ActivationConstants constants[TOKEN_MAX_SLOTS];
@@ -69,14 +70,13 @@ class Mxfp4Block {
   }
   /// Return the number of the expert, among those in use, of stage `at` of product 1.
   __device__ __forceinline__ int ActiveOf(int at) const {
-    return (requests_.shares.first.begin + at) / requests_.shares.pairs_per_expert;
+    return requests_.shares.PairOf(at) / requests_.shares.pairs_per_expert;
   }
   /// Return which eight of an expert's hidden values, or of the output, a part of a stage computes.
   template <int PRODUCT>
   __device__ __forceinline__ int EightOf(int at, int part) const {
     if (PRODUCT == 2) return requests_.shares.second.begin + 2 * at + part;
-    const int pair = requests_.shares.first.begin + at - ActiveOf(at) * requests_.shares.pairs_per_expert;
-    return requests_.shares.is_gated ? pair : 2 * pair + part;
+    return 2 * (requests_.shares.PairOf(at) - ActiveOf(at) * requests_.shares.pairs_per_expert) + part;
   }
 
   /// Copy the biases of a batch to shared memory; those of product 2 are summed over experts.
@@ -90,7 +90,7 @@ class Mxfp4Block {
       if (bias != nullptr && PRODUCT == 1) {
         const int64_t expert = experts_.expert[ActiveOf(at)];
         const int64_t rows = requests_.shares.is_gated ? 2 * p_.intermediate : p_.intermediate;
-        const int gate = requests_.shares.is_gated && part == 0 ? p_.intermediate : 0;
+        const int gate = requests_.shares.is_gated && at % 2 == 0 ? p_.intermediate : 0;
         x = Load16(bias, expert * rows + gate + row, p_.output_element);
       } else if (bias != nullptr && row < p_.hidden) {
 #pragma unroll 4
@@ -221,7 +221,7 @@ class Mxfp4Block {
         ptx::Mma<__nv_bfloat16>(sums[j % 2], a, of_group[j % 2 * 2], of_group[j % 2 * 2 + 1]);
       }
     }
-    constexpr float FACTOR = 0x1.fffffcp61f;  // 2^62, without what Factor has too much
+    constexpr float FACTOR = 0x1p62f / (1.f + 0x1p-8f);  // without what Factor has too much
     const int first = lane % 2 * 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -232,22 +232,22 @@ class Mxfp4Block {
     return {of_row[0], of_row[1]};
   }
 
-  /// Return the scale that is byte `i` of a word, times 1 + 2^-23, without a comparison: the lowest bit makes 255 a
-  /// NaN, and 0, which is 2^-127, almost zero.
+  /// Return the scale that is byte `i` of a word, times 1 + 2^-8, without a comparison: the bit makes 255 a NaN, and
+  /// 0, which is 2^-127, almost zero. A shift to the left, because multipliers can do it, and have less to do than
+  /// what shifts to the right.
   __device__ __forceinline__ static float Factor(uint32_t word, int i) {
-    return __uint_as_float(__byte_perm(word, 2u, 0x554u | uint32_t(i) << 12) >> 1);
+    return __uint_as_float(__byte_perm(word, 1u, 0x5504u | uint32_t(i) << 4) << 15);
   }
 
   /// Add the sums of half warps in a fixed order, and write hidden values or outputs. Four lanes have a row.
   template <int PRODUCT>
   __device__ __forceinline__ void Finish(int batch, int end) const {
-    const bool is_pair =
-        PRODUCT == 1 && requests_.shares.is_gated;  // parts of a stage are gate and up of the same rows
+    const bool is_pair = PRODUCT == 1 && requests_.shares.is_gated;  // two stages are gate and up of the same rows
     const int rows = (end - batch) * (is_pair ? EIGHT : 2 * EIGHT), quarter = int(threadIdx.x) % 4;
 #pragma unroll 1
     for (int first = 0; first < rows; first += THREADS / 4) {
-      const int i = first + int(threadIdx.x) / 4, row = min(i, rows - 1), r = row % EIGHT;
-      const int at = is_pair ? row / EIGHT : row / EIGHT / 2, part = is_pair ? quarter % 2 : row / EIGHT % 2;
+      const int i = first + int(threadIdx.x) / 4, row = min(i, rows - 1), r = row % EIGHT, part = row / EIGHT % 2;
+      const int at = is_pair ? row / EIGHT / 2 * 2 + quarter % 2 : row / EIGHT / 2;
       const float* const sums = memory_.sums[2 * at + part] + r;
       float x = 0.f;
 #pragma unroll
@@ -274,7 +274,7 @@ class Mxfp4Block {
     }
   }
 
-  static constexpr int SUMS_STRIDE = MXFP4_HALVES * EIGHT + 16;
+  static constexpr int SUMS_STRIDE = MXFP4_HALVES * EIGHT + 8;
 
   const MonoParams& p_;
   Mxfp4Memory& memory_;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which weights a warp of mono_mxfp4_one.cuh copies to its ring, and in which order.
 //
-// Rows are divided by eights: the half of a block of w4_layout.h that 16 lanes have, rows 0 to 3 and 8 to 11, or 4 to 7 and 12 to
-// 15, of 16. Half a warp has a source of its own: an expert and 128 columns, of all the rows of the block. A stage has two
-// eights of rows of the sources of both halves: gate and up, or two that follow each other.
+// Rows are divided by eights: the half of a block of w4_layout.h that 16 lanes have, rows 0 to 3 and 8 to 11, or 4 to
+// 7 and 12 to 15, of 16. Half a warp has a source of its own: an expert and 128 columns, of all the rows of the
+// block. A stage has two eights that follow each other, of the sources of both halves: 1 KB in a row, where both are
+// of one block. Stages of gated weights are gate and up of the same rows, in turns.
 #pragma once
 #include "../gemm/w4_layout.h"
 #include "../ptx/cp_async.cuh"
@@ -24,7 +25,7 @@ __device__ __forceinline__ int RowOf(int eight, int r) { return eight / 2 * 16 +
 
 /// Work of a block in one product.
 struct Portion {
-  int begin, end;       // product 1: pairs of eights, of all experts; product 2: eights
+  int begin, end;       // product 1: 16 hidden values, of all experts; product 2: eights
   int sources, chunks;  // of a row; sources of an expert, or of all experts
   int passes;           // that all half warps need for the sources
   __device__ __forceinline__ void Divide(int units, int block) {
@@ -37,11 +38,11 @@ struct Portion {
 template <int HALVES>
 struct Shares {
   Portion first, second;
-  int pairs_per_expert;  // pairs of eights of product 1
+  int pairs_per_expert;  // pairs of eights of hidden values
   bool is_gated;
 
   __device__ __forceinline__ Shares(const MonoParams& p, int experts) : is_gated(IsGated(p.activation.type)) {
-    pairs_per_expert = p.intermediate / (is_gated ? EIGHT : 2 * EIGHT);
+    pairs_per_expert = p.intermediate / (2 * EIGHT);
     first.Divide(experts * pairs_per_expert, int(blockIdx.x));
     second.Divide(p.hidden / EIGHT, int(gridDim.x - 1 - blockIdx.x));  // who has more of product 1 has less here
     const int eights = p.hidden / EIGHT, begin = second.begin;
@@ -51,9 +52,13 @@ struct Shares {
     first.passes = max(1, (first.sources + HALVES - 1) / HALVES);
     second.passes = max(1, (second.sources + HALVES - 1) / HALVES);
   }
+  /// Return the stages that 16 hidden values take.
+  __device__ __forceinline__ int StagesOfPair() const { return is_gated ? 2 : 1; }
+  /// Return the number of the 16 hidden values of a stage.
+  __device__ __forceinline__ int PairOf(int stage) const { return first.begin + (is_gated ? stage / 2 : stage); }
   /// Return the stages of a source in a product.
   __device__ __forceinline__ int Stages(int product) const {
-    return product == 1 ? first.end - first.begin : (second.end - second.begin + 1) / 2;
+    return product == 1 ? (first.end - first.begin) * StagesOfPair() : (second.end - second.begin + 1) / 2;
   }
 };
 
@@ -76,7 +81,7 @@ class Requests {
   __device__ __forceinline__ void Next(uint32_t stage) {
     if (product_ <= 2) {
       if (has_source_) Copy(stage);
-      codes_ += step_, step_ = two_steps_ - step_, eight_ += shares.is_gated && product_ == 1 ? 1 : 2;
+      codes_ += step_, step_ = two_steps_ - step_, eight_ += eights_, eights_ = two_eights_ - eights_;
       if (++at_ == limit_) EnterNext();
     }
     ptx::CopyCommit();
@@ -106,30 +111,30 @@ class Requests {
     const int source = pass_ * HALVES + half_, columns = is_first ? p_.hidden : p_.intermediate;
     const int lane = int(threadIdx.x) % 32;
     int64_t rows = p_.hidden;
-    int active = 0, chunk = source, eight = shares.second.begin + 2 * at_, second = 1;
+    int active = 0, chunk = source, eight = shares.second.begin + 2 * at_;
     limit_ = min(batch_ + BATCH, shares.Stages(product_));
     full_ = (shares.second.end - shares.second.begin) / 2;
+    int in_turns = 0;  // eights from a stage to the next one of the same rows
     if (is_first) {
-      const int unit = shares.first.begin + at_, inner = p_.intermediate / EIGHT;
-      active = unit / shares.pairs_per_expert;
-      const int in_expert = unit - active * shares.pairs_per_expert;
-      limit_ = min(limit_, at_ + shares.pairs_per_expert - in_expert), full_ = limit_;
+      const int pair = shares.PairOf(at_), inner = p_.intermediate / EIGHT;
+      active = pair / shares.pairs_per_expert;
+      const int in_expert = pair - active * shares.pairs_per_expert;
+      limit_ = min(limit_, at_ + (shares.pairs_per_expert - in_expert) * shares.StagesOfPair()), full_ = limit_;
       rows = is_gated ? 2 * p_.intermediate : p_.intermediate;
-      eight = is_gated ? inner + in_expert : 2 * in_expert;  // gate is behind up
-      if (is_gated) second = -inner;
+      eight = 2 * in_expert;
+      if (is_gated) eight += inner, in_turns = -inner;  // gate, which is behind up, is first
     } else {
       active = source / shares.second.chunks, chunk = source - active * shares.second.chunks;
     }
     has_source_ = source < (is_first ? shares.first.sources : shares.second.sources);
     const int64_t expert = has_source_ ? experts_.expert[active] : 0;
     const int row = columns * 8;  // bytes of 16 rows
-    const auto in_expert = [&](int x) { return int64_t(x / 2) * row + x % 2 * 256; };
     codes_ = static_cast<const unsigned char*>(is_first ? p_.fc1 : p_.fc2) + expert * rows * (columns / 2) +
-             in_expert(eight) + chunk * (2 * gemm::W4_BLOCK_BYTES) + lane % 16 * 16;
-    second_ = in_expert(eight + second) - in_expert(eight);
-    step_ = !is_gated ? row : eight % 2 == 0 ? 256 : row - 256;
-    two_steps_ = is_gated ? row : 2 * row;
-    eight_ = eight + (lane / EIGHT % 2 == 1 ? second : 0), scales_row_ = columns * 2;  // bytes of 64 rows
+             int64_t(eight / 2) * row + eight % 2 * 256 + chunk * (2 * gemm::W4_BLOCK_BYTES) + lane % 16 * 16;
+    second_ = eight % 2 == 0 ? 256 : row - 256;
+    step_ = is_gated ? int64_t(in_turns / 2) * row : row, two_steps_ = is_gated ? row : 2 * row;
+    eights_ = is_gated ? in_turns : 2, two_eights_ = is_gated ? 2 : 4;
+    eight_ = eight + lane / EIGHT % 2, scales_row_ = columns * 2;  // bytes of 64 rows
     scales_ = static_cast<const unsigned char*>(is_first ? p_.fc1_scales : p_.fc2_scales) +
               expert * rows * (columns / 32) + chunk * 256 + (lane / 4 % 2 * 8 + lane % 4) * 16;
   }
@@ -169,9 +174,11 @@ class Requests {
   int full_ = 0;  // stages of these that have two parts; the last one of product 2 may have one
   bool has_source_ = false;
   const unsigned char *codes_ = nullptr, *scales_ = nullptr;  // of the next stage; of eight 0
-  int64_t second_ = 0;                                        // bytes from part 0 to part 1
-  int step_ = 0, two_steps_ = 0;                              // bytes to the next stage; to that behind it
-  uint32_t eight_ = 0, scales_row_ = 0;                       // the eight whose scales this lane copies
+  int second_ = 0;                                            // bytes from part 0 to part 1
+  int64_t step_ = 0;                                          // bytes to the next stage
+  int two_steps_ = 0;                                         // bytes to the stage behind it
+  uint32_t eight_ = 0, eights_ = 0, two_eights_ = 0;          // the eight whose scales this lane copies, and its steps
+  uint32_t scales_row_ = 0;
 };
 
 }  // namespace mono
