@@ -42,17 +42,21 @@ _TILES = {
 }
 
 
+#: The tile that also has a kernel which gathers tokens: the one that products of many rows choose.
+_GATHERED = (128, 256)
+
 #: Tokens of the tiles with 128 weights on the M side.
 _SWAPPED = (8, 16, 32, 64, 128)
 
 
 class Tile(NamedTuple):
-    """A tile that a module has a kernel for: its sizes, the side of the tokens, and the C++ entry."""
+    """A tile that a module has a kernel for: its sizes, the side of the tokens, and the C++ entries."""
 
     swapped: bool
     block_m: int
     block_n: int
     entry: str
+    gather_entry: str = ""  # of the kernel that gathers tokens; empty: none
 
     @property
     def unit(self) -> str:
@@ -63,7 +67,11 @@ def tiles_of(kind: str) -> list[Tile]:
     """Return the tiles of a module, in the order of the numbers that ``gemm_sm90`` takes."""
     element, scaling = _KINDS[kind]
     common = f"{element}, Scaling::{scaling}"
-    plain = [Tile(False, m, n, f"GemmSm90<{common}, {m}, {n}>") for m, n in _TILES[kind]]
+    gather_entry = f"GemmSm90<{common}, {_GATHERED[0]}, {_GATHERED[1]}, true>"
+    plain = [
+        Tile(False, *size, f"GemmSm90<{common}, {size[0]}, {size[1]}>", gather_entry if size == _GATHERED else "")
+        for size in _TILES[kind]
+    ]
     return plain + [Tile(True, m, 128, f"GemmSwappedSm90<{common}, {m}>") for m in _SWAPPED]
 
 
@@ -79,6 +87,8 @@ def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
         }
         for t in tiles
     }
+    gathered = [t for t in tiles if t.gather_entry]
+    units |= {t.unit.replace("tile", "gather"): {**units[t.unit], "entry": t.gather_entry} for t in gathered}
     if scaling == "kBlock":
         units["quantize"] = {
             "entry": "Quantize1x128<bfloat16_t>",
@@ -86,9 +96,11 @@ def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
             "parameters": "const Quantize1x128Params&, Stream",
         }
     qualified = {"<": "<flashinfer::", "Scaling::": "flashinfer::gemm::Scaling::"}  # the launcher is in no namespace
-    entries = [
-        t._replace(entry=functools.reduce(lambda s, x: s.replace(*x), qualified.items(), t.entry)) for t in tiles
-    ]
+
+    def qualify(entry: str) -> str:
+        return functools.reduce(lambda s, x: s.replace(*x), qualified.items(), entry)
+
+    entries = [t._replace(entry=qualify(t.entry), gather_entry=qualify(t.gather_entry)) for t in tiles]
     return stage(
         "gemm_sm90",
         backend="cuda",

@@ -24,6 +24,7 @@ EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
   g.weight_indices = static_cast<const int32_t*>(pointer());
   g.weight_factors = static_cast<const float*>(pointer());
   g.tile_counter = static_cast<int32_t*>(pointer());
+  g.row_indices = static_cast<const int32_t*>(pointer()), g.row_divisor = int(next());
   GatedActivation& activation = g.activation;
   activation.is_active = next() != 0;
   for (const float** values : {&activation.alpha, &activation.beta, &activation.limit, &activation.factor}) {
@@ -48,6 +49,14 @@ EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
       return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 256>(g, c, nullptr));
     case 4:
       return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 192>(g, c, nullptr));
+    case 5:
+      return int(GemmSm90<bfloat16_t, TENSOR, 128, 128, true>(g, c, nullptr));
+    case 6:
+      return int(GemmSm90<float8_e4m3_t, TENSOR, 128, 128, true>(g, c, nullptr));
+    case 7:
+      return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 256, true>(g, c, nullptr));
+    case 8:
+      return int(GemmSm90<float8_e4m3_t, TENSOR, 128, 128>(g, c, nullptr));
     case 10:
       return int(GemmSwappedSm90<bfloat16_t, TENSOR, 16>(g, c, nullptr));
     case 11:

@@ -15,6 +15,8 @@ from .gemm_inputs import BATCHED, CONTIGUOUS, E4M3, MASKED, PACKED, TOLERANCE, d
 BF16, F32 = torch.bfloat16, torch.float32
 OUTPUTS = {F32: 0, torch.float16: 1, BF16: 2, E4M3: 3}
 DENSE_BF16, DENSE_FP8, DENSE_BLOCK, WIDE_BLOCK, ODD_BLOCK, FEW_BF16, FEW_BLOCK = 0, 1, 2, 3, 4, 10, 11
+GATHER_BF16, GATHER_FP8, GATHER_BLOCK, WIDE_FP8 = 5, 6, 7, 8
+COPYING = {GATHER_BF16: DENSE_BF16, GATHER_FP8: WIDE_FP8, GATHER_BLOCK: WIDE_BLOCK}  # the same tiles without gathering
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,8 @@ class Options:
     weight_indices: torch.Tensor | None = None
     weight_factors: torch.Tensor | None = None
     tile_counter: torch.Tensor | None = None
+    row_indices: torch.Tensor | None = None  # those of a, times the divisor plus anything below it
+    row_divisor: int = 1
     activation: tuple[torch.Tensor | None, ...] = ()  # alpha, beta, limit, factor, bias and quantizer of each group
     result_scales: torch.Tensor | None = None  # scales of activated blocks
     grouping: int = BATCHED
@@ -59,12 +63,13 @@ def run(library: Library, kernel: int, out: torch.Tensor, a: torch.Tensor, b: to
     """Compute into ``out``."""
     o = Options(**options)
     batch = len(o.groups) - 1 if o.grouping == PACKED else len(b) if b.ndim == 3 else 1
-    fields = [address(a), address(b), address(out), a.shape[-2], b.shape[-2], a.shape[-1], batch]
+    rows = a.shape[-2] if o.row_indices is None else len(o.row_indices)
+    fields = [address(a), address(b), address(out), rows, b.shape[-2], a.shape[-1], batch]
     fields += [len(b) if b.ndim == 3 else 1, a.stride(-2), b.stride(-2), out.stride(-2)]
     fields += [batch_stride(a), batch_stride(b), batch_stride(out), o.grouping, address(o.groups)]
     fields += [*scale_fields(o.scales[0], a.shape[-2]), *scale_fields(o.scales[1], b.shape[-2])]
     fields += [OUTPUTS[out.dtype], address(o.bias), address(o.weight_indices), address(o.weight_factors)]
-    fields += [address(o.tile_counter)]
+    fields += [address(o.tile_counter), address(o.row_indices), o.row_divisor]
     fields += [bool(o.activation), *(address(x) for x in o.activation or (None,) * 6)]
     fields += [address(o.result_scales), 0 if o.result_scales is None else o.result_scales.stride(0)]
     fields += [o.cluster, int(o.share_b), o.blocks, int(o.weights_first)]
@@ -284,3 +289,78 @@ def test_gated_activation_of_blocks(library, has_constants):
         errors = (values - expected.view(-1, 2, 128)).abs()
         assert bool((errors <= 2**-3.9 * expected.view(-1, 2, 128).abs() + 2**-9 * step).all())
     assert found[:, 190:].isnan().all()
+
+
+def routed(case: str, top_k: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """Return the number of tokens, the ends of groups, and the pair of each row as a stable sort leaves them."""
+    tokens, groups = 170, 5
+    experts = torch.randint(0, groups, (tokens, top_k))
+    if case == "empty":
+        experts = experts.div(2, rounding_mode="floor") * 2  # groups 1 and 3 have no rows
+    elif case == "one":
+        experts.fill_(3)
+    elif case == "ranks":
+        experts = torch.where(torch.rand(tokens, top_k) < 0.5, groups, experts)  # half of the pairs are of other ranks
+    order = experts.flatten().argsort(stable=True)
+    counts = experts.flatten().bincount(minlength=groups)[:groups]
+    indptr = torch.cat((torch.zeros(1), counts.cumsum(0))).int()
+    rows = torch.full((tokens * top_k,), -1, dtype=torch.int32)
+    rows[: indptr[-1]] = order[: indptr[-1]].int()
+    return tokens, indptr, rows
+
+
+@pytest.mark.parametrize("kernel", [GATHER_BF16, GATHER_FP8, GATHER_BLOCK])
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("case, top_k", [("any", 1), ("empty", 2), ("one", 2), ("ranks", 3)])
+def test_gathered_rows(library, kernel, is_gated, case, top_k):
+    """Rows found by the numbers of pairs give the bits of copied rows; K ends inside a stage or wraps the ring."""
+    tokens, indptr, pairs = routed(case, top_k)
+    dtype = BF16 if kernel == GATHER_BF16 else E4M3
+    k = {GATHER_BF16: 328, GATHER_FP8: 1360, GATHER_BLOCK: 640}[kernel]
+    x, b = numbers(tokens, k, dtype=dtype), numbers(5, 512, k, dtype=dtype)
+    token_of = (pairs.clamp(min=0) // top_k).long()  # rows without a pair are not read
+    copied = x.view(torch.uint8)[token_of].view(dtype)
+    scales = copied_scales = (None, None)
+    options: dict = {"groups": indptr, "grouping": PACKED, "blocks": 3}
+    columns, quantizes = 256 if is_gated else 512, is_gated and kernel == GATHER_BLOCK
+    if kernel == GATHER_BLOCK:
+        scales = block_scales(x, b)
+        copied_scales = (scales[0][token_of], scales[1])
+    if is_gated:
+        options["activation"] = (None,) * 6
+    results, found = [], []
+    for number, a, of in ((COPYING[kernel], copied, copied_scales), (kernel, x, scales)):
+        options |= {"tile_counter": torch.zeros(1, dtype=torch.int32), "scales": of}
+        if number == kernel:
+            options |= {"row_indices": pairs, "row_divisor": top_k}
+        found.append(torch.full((2, len(pairs)), 7.0))
+        if quantizes:
+            options["result_scales"] = found[-1]
+        library.seed(len(results))
+        out = torch.full((len(pairs), columns), 7.0).to(E4M3 if quantizes else BF16)
+        results.append(run(library, number, out, a, b, **options).view(torch.uint8))
+    assert torch.equal(*results) and torch.equal(*found)
+    used = int(indptr[-1])
+    assert not (out[:used].float() == 7).all(dim=-1).any()
+    assert bool((found[1][:, :used] != 7).all()) == quantizes and bool((out[used:].float() == 7).all())
+
+
+def test_gathered_rows_of_another_stride(library):
+    """Rows of a wider tensor, of which only the columns of K are read."""
+    tokens, indptr, pairs = routed("any", 2)
+    wide, b = numbers(tokens, 136, dtype=BF16), numbers(5, 128, 72, dtype=BF16)
+    wide[:, 72:] = torch.nan
+    options = {"groups": indptr, "grouping": PACKED, "row_indices": pairs, "row_divisor": 2}
+    out = run(library, GATHER_BF16, poisoned(2 * tokens, 128), wide[:, :72], b, **options)
+    for group in range(5):
+        rows = slice(int(indptr[group]), int(indptr[group + 1]))
+        check(out[rows], wide[(pairs[rows] // 2).long(), :72], b[group])
+
+
+@pytest.mark.parametrize("kernel", [DENSE_BF16, FEW_BF16])
+def test_kernels_that_do_not_gather(library, kernel):
+    """Kernels that load tokens through a tensor map refuse numbers of rows."""
+    _, indptr, pairs = routed("any", 1)
+    a, b = numbers(170, 64, dtype=BF16), numbers(5, 128, 64, dtype=BF16)
+    with pytest.raises(AssertionError):
+        run(library, kernel, poisoned(170, 128), a, b, groups=indptr, grouping=PACKED, row_indices=pairs)

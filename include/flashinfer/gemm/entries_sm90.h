@@ -6,8 +6,8 @@
 namespace flashinfer {
 namespace gemm {
 
-/// Compute d = a b^T with tiles of BLOCK_M tokens by BLOCK_N weights (gemm_sm90.cuh).
-template <typename T, Scaling SCALING, int BLOCK_M, int BLOCK_N>
+/// Compute d = a b^T with tiles of BLOCK_M tokens by BLOCK_N weights (gemm_sm90.cuh). GATHERS: those of row_indices.
+template <typename T, Scaling SCALING, int BLOCK_M, int BLOCK_N, bool GATHERS = false>
 Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream);
 
 /// Compute d = a b^T with weights on the M side of the tensor cores: tiles of TOKENS by 128 weights (swapped_sm90.cuh).

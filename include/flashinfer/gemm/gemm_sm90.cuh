@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // GEMM with tokens on the M side: a persistent kernel of one producer and two consumer warpgroups.
 //
-// Warp 0 of the producer loads stages of 128 bytes of K into the ring, warp 1 their block scales. Each consumer
+// Warp 0 of the producer loads stages of 128 bytes of K into the ring, warp 1 their block scales; tokens that are gathered
+// are copied by warps 2 and 3 (gather_sm90.cuh). Each consumer
 // warpgroup multiplies and stores its own part of the tile, so that one warpgroup multiplies while the other stores. Two
 // blocks of a cluster may share one operand: each block loads half of the operand and multicasts that half to both
 // blocks. tiles_sm90.cuh defines the order of tiles.
@@ -11,6 +12,7 @@
 #include "../ptx/setmaxnreg.cuh"
 #include "../ptx/tma.cuh"
 #include "gated_sm90.cuh"
+#include "gather_sm90.cuh"
 #include "mainloop_sm90.cuh"
 #include "params_sm90.cuh"
 #include "scales_sm90.cuh"
@@ -23,10 +25,12 @@ namespace gemm {
 /// Sizes of one instantiation. The tile is split between the two consumer warpgroups along M. A warpgroup sums WAVES times
 /// 64 rows by GROUP_N columns: further rows, or, for a 128 x 256 tile with block scales, the second half of the columns.
 /// With block scales and 64 rows, the columns are multiplied in PARTS parts, which take turns in two scratch accumulators.
-template <typename T, Scaling SCALING, int BLOCK_M_, int BLOCK_N_>
+/// GATHERS: rows of tokens are found by their numbers.
+template <typename T, Scaling SCALING, int BLOCK_M_, int BLOCK_N_, bool GATHERS_>
 struct GemmTraits {
   static constexpr ptx::WgmmaType TYPE = WgmmaTypeOf<T>::TYPE;
-  static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock;
+  static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock, GATHERS = GATHERS_;
+  static constexpr int FOLLOWERS = (IS_BLOCK ? 1 : 0) + (GATHERS ? GATHER_WARPS : 0);  // producer warps after warp 0
   static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_;
   static constexpr bool IN_HALVES = IS_BLOCK && BLOCK_M == 128 && BLOCK_N == 256;
   static constexpr int PARTS = !IS_BLOCK || BLOCK_M != 128 || BLOCK_N < 128 ? 0 : IN_HALVES ? 4 : 2;
@@ -35,7 +39,7 @@ struct GemmTraits {
   static constexpr bool CAN_GATE = IS_BLOCK ? IN_HALVES : BLOCK_N % 128 == 0;  // as CanGate of choose_sm90.h
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int A_BYTES = BLOCK_M * SLAB_K_BYTES, B_BYTES = BLOCK_N * SLAB_K_BYTES;
-  static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+  static constexpr int STAGE_BYTES = A_BYTES + B_BYTES, LOADED_BYTES = GATHERS ? B_BYTES : STAGE_BYTES;
   using Scales = StageScales<BLOCK_M, BLOCK_N, false>;
   static constexpr int SCALE_BYTES = IS_BLOCK ? Scales::BYTES : 0;  // per stage
   static constexpr int STAGING_BYTES = CONSUMERS * WARPGROUP / 32 * 2048;
@@ -44,6 +48,7 @@ struct GemmTraits {
   static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + STAGING_BYTES;
   static_assert(GROUP_M % 64 == 0 && GROUP_N % 64 == 0 && STAGES >= 3, "tile shape");
   static_assert(!IS_BLOCK || GROUP_N <= SCALE_BLOCK || WAVES == 1, "two waves share the scale of the weights");
+  static_assert(!GATHERS || (BLOCK_M == 128 && (!IS_BLOCK || PARTS > 0)), "tiles that gather");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -54,11 +59,11 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<
   const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0;
   const bool is_leader = threadIdx.x % 32 == 0;
   hopper::RingPosition<Traits::STAGES> at;
-  ProducerTiles<Traits::BLOCK_M, Traits::STAGES, Traits::IS_BLOCK> tiles(p.tiles, p.cluster, rank, slots);
+  ProducerTiles<Traits::BLOCK_M, Traits::STAGES, Traits::FOLLOWERS> tiles(p.tiles, p.cluster, rank, slots);
   Tile tile;
   bool has_tile = tiles.Next(tile);
   int early = 0;  // stages of the first tile whose weights are under way
-  if constexpr (Traits::PARTS > 0) {
+  if constexpr (Traits::PARTS > 0 && !Traits::GATHERS) {
     if (p.weights_first) {
       early = min(Traits::STAGES, p.k_blocks);
       if (has_tile && is_leader) {
@@ -79,10 +84,12 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<
       const bool is_early = Traits::PARTS > 0 && early > 0;
       early = max(0, early - 1);
       if (!is_early) tiles.BeginStage(ring, at, tile, kb, p.k_blocks);
-      const uint32_t full = is_early ? ring.Full(at.stage) : ring.BeginFill(at, Traits::STAGE_BYTES);
+      const uint32_t full = is_early ? ring.Full(at.stage) : ring.BeginFill(at, Traits::LOADED_BYTES);
       const uint32_t a = stages + at.stage * Traits::STAGE_BYTES, b = a + Traits::A_BYTES;
       const int k = kb * Traits::BLOCK_K, n = tile.n_tile * Traits::BLOCK_N;
-      if (p.share_tokens) {
+      if constexpr (Traits::GATHERS) {
+        // ProduceRows copies the tokens
+      } else if (p.share_tokens) {
         constexpr int HALF = Traits::BLOCK_M / 2;
         ptx::LoadBoxMulticast(a + rank * (Traits::A_BYTES / 2), &p.tokens, full, k, tile.row + rank * HALF,
                               tile.token_batch, 3);
@@ -112,13 +119,42 @@ __device__ __forceinline__ void ProduceScales(const GemmParams& p, const hopper:
                                               uint32_t scales, TileSlots* slots) {
   if (Traits::PARTS > 0 && p.weights_first) ptx::GridDependencyWait();
   hopper::RingPosition<Traits::STAGES> at;
-  ScaleTiles tiles(slots);
+  FollowerTiles<Traits::FOLLOWERS> tiles(slots);
   Tile tile;
   while (tiles.Next(tile)) {
     const ScaleCopies<Traits::BLOCK_M, Traits::BLOCK_N, false> copies(p, tile);
+    const auto run = [&](const auto& copy) {
+      for (int kb = 0; kb < p.k_blocks; ++kb, at.Advance()) {
+        ring.WaitEmpty(at);
+        copy(scales + at.stage * Traits::SCALE_BYTES, kb);
+        ptx::MbarrierArriveCopies(ring.Full(at.stage));
+      }
+    };
+    if constexpr (Traits::GATHERS) {
+      const RowScaleCopies<Traits::BLOCK_M> rows(p, tile);
+      run([&](uint32_t to, int kb) {
+        rows.Run(p, to, kb);
+        copies.RunWeights(p, to, kb);
+      });
+    } else {
+      run([&](uint32_t to, int kb) { copies.Run(p, to, kb); });
+    }
+  }
+  tiles.End(ring, at);
+}
+
+/// Copy the gathered tokens of each stage.
+template <typename Traits>
+__device__ __forceinline__ void ProduceRows(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
+                                            uint32_t stages, TileSlots* slots) {
+  hopper::RingPosition<Traits::STAGES> at;
+  FollowerTiles<Traits::FOLLOWERS> tiles(slots);
+  Tile tile;
+  while (tiles.Next(tile)) {
+    RowCopies<Traits::BLOCK_M> copies(p, tile);
     for (int kb = 0; kb < p.k_blocks; ++kb, at.Advance()) {
       ring.WaitEmpty(at);
-      copies.Run(p, scales + at.stage * Traits::SCALE_BYTES, kb);
+      copies.Run(stages + at.stage * Traits::STAGE_BYTES);
       ptx::MbarrierArriveCopies(ring.Full(at.stage));
     }
   }
@@ -161,7 +197,8 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
       SumScaledStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster, scales,
                                                                     waves);
     } else {
-      SumStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster);
+      SumStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N, Traits::GATHERS>(acc, ring, at, from, p.k_blocks,
+                                                                               p.cluster);
     }
     if constexpr (Traits::IN_HALVES) {
       if (p.activation.is_active) {
@@ -206,9 +243,9 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
   const uint32_t scales = stages + Traits::STAGES * Traits::STAGE_BYTES + Traits::STAGING_BYTES;
   auto* const slots = reinterpret_cast<TileSlots*>(shared + (base - address) + TileSlots::OFFSET);
   if (threadIdx.x == 0) {
-    ptx::PrefetchTensorMap(&p.tokens);
+    if constexpr (!Traits::GATHERS) ptx::PrefetchTensorMap(&p.tokens);
     ptx::PrefetchTensorMap(&p.weights);
-    ring.Init(CONSUMERS * WARPGROUP / 32 * p.cluster, Traits::IS_BLOCK ? 1 + 32 : 1);
+    ring.Init(CONSUMERS * WARPGROUP / 32 * p.cluster, 1 + 32 * Traits::FOLLOWERS);
   }
   if (p.cluster > 1) {
     ptx::ClusterSync();
@@ -224,6 +261,8 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
       Produce<Traits>(p, ring, stages, slots);
     } else if (Traits::IS_BLOCK && threadIdx.x < 64) {
       ProduceScales<Traits>(p, ring, scales, slots);
+    } else if (Traits::GATHERS && threadIdx.x >= WARPGROUP - 32 * GATHER_WARPS) {
+      if constexpr (Traits::GATHERS) ProduceRows<Traits>(p, ring, stages, slots);
     }
   } else {
     ptx::TakeRegisters<CONSUMER_REGISTERS>();
@@ -234,12 +273,14 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
 }
 
 /// Compute d = a b^T with tiles of BLOCK_M tokens by BLOCK_N weights.
-template <typename T, Scaling SCALING, int BLOCK_M, int BLOCK_N>
+template <typename T, Scaling SCALING, int BLOCK_M, int BLOCK_N, bool GATHERS>
 Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
-  using Traits = GemmTraits<T, SCALING, BLOCK_M, BLOCK_N>;
+  using Traits = GemmTraits<T, SCALING, BLOCK_M, BLOCK_N, GATHERS>;
   if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
   if (problem.grouping == Grouping::kContiguous && CONTIGUOUS_ALIGNMENT % BLOCK_M != 0) return cudaErrorInvalidValue;
   if (problem.grouping != Grouping::kBatched && config.share_b) return cudaErrorInvalidValue;
+  if ((problem.row_indices != nullptr) != GATHERS) return cudaErrorInvalidValue;
+  if (GATHERS && (problem.grouping != Grouping::kPacked || config.cluster != 1)) return cudaErrorInvalidValue;
   if (problem.activation.is_active && (!Traits::CAN_GATE || config.share_b)) return cudaErrorInvalidValue;
   if (problem.activation.is_active && Traits::IS_BLOCK &&
       (problem.n % (2 * SCALE_BLOCK) != 0 || problem.activation.scales == nullptr)) {

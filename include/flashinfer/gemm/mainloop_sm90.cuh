@@ -4,6 +4,7 @@
 #include "../hopper/ring.cuh"
 #include "../hopper/smem_tile.cuh"
 #include "../ptx/mma.cuh"
+#include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 
 namespace flashinfer {
@@ -32,14 +33,15 @@ __device__ __forceinline__ void StageProducts(float (&d)[COLUMNS / 2], uint64_t 
 
 /// Compute acc = the sum over `k_blocks` stages, in the accumulators of the tensor cores. The products of one stage are
 /// in flight while the warpgroup waits for the next stage. A stage is released after the products of the next stage are
-/// issued.
-template <ptx::WgmmaType TYPE, int WAVES, int COLUMNS, int STAGES>
+/// issued. COPIED: cp.async wrote the rows, like ordinary stores, which the tensor cores see after a fence.
+template <ptx::WgmmaType TYPE, int WAVES, int COLUMNS, bool COPIED = false, int STAGES>
 __device__ __forceinline__ void SumStages(float (&acc)[WAVES][COLUMNS / 2], const hopper::Ring<STAGES>& ring,
                                           hopper::RingPosition<STAGES>& at, const StageOperands& from, int k_blocks,
                                           uint32_t cluster) {
   int previous = 0;
   for (int kb = 0; kb < k_blocks; ++kb) {
     ring.WaitFull(at);
+    if constexpr (COPIED) ptx::FenceAsyncProxy();
 #pragma unroll
     for (int w = 0; w < WAVES; ++w) ptx::WgmmaPin(acc[w]);
     ptx::WgmmaFence();

@@ -39,6 +39,17 @@ struct WgmmaTypeOf<float8_e4m3_t> {
   static constexpr int BYTES = 1;
 };
 
+constexpr int CHUNK_BYTES = 16;  // bytes of a copy
+
+/// Rows of tokens that a kernel finds by their numbers.
+struct GatheredRows {
+  const char* data;
+  const int32_t* indices;  // null: tokens are loaded through their tensor map
+  uint32_t divisor;
+  uint32_t stride_chunks;  // distance between rows, in chunks of 16 bytes
+  int row_bytes;
+};
+
 /// Parameters of GemmSm90Kernel and GemmSwappedSm90Kernel.
 struct GemmParams {
   CUtensorMap tokens, weights;  // first members, because a CUtensorMap is aligned to 64 bytes
@@ -55,6 +66,7 @@ struct GemmParams {
   Element out;
   bool weights_first;      // weights do not depend on the kernel before this one, which waited for those before it
   bool read_weights_once;  // weights are loaded with the L2 policy evict-first
+  GatheredRows gathered;   // instead of `tokens`
 };
 
 /// Encode the tensor map of `batch` matrices of `rows` by `columns` elements, with boxes of `box_rows` by
@@ -81,8 +93,16 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   const bool is_gated = x.activation.is_active;  // a tile then has two boxes of weights
   const int a_box = p->share_tokens ? token_rows / 2 : token_rows,
             b_box = p->share_weights || is_gated ? weight_rows / 2 : weight_rows;
-  cudaError_t status =
-      EncodeMatrix(&p->tokens, x.a, BYTES, x.k, x.m, x.a_stride, token_batch, x.a_batch_stride, BLOCK_K, a_box);
+  cudaError_t status = cudaSuccess;
+  if (x.row_indices == nullptr) {
+    status = EncodeMatrix(&p->tokens, x.a, BYTES, x.k, x.m, x.a_stride, token_batch, x.a_batch_stride, BLOCK_K, a_box);
+  } else {
+    const int64_t stride = x.a_stride * BYTES, chunks = stride / CHUNK_BYTES;
+    if (c.swapped || x.row_divisor < 1 || stride % CHUNK_BYTES != 0) return cudaErrorInvalidValue;
+    if ((x.m / x.row_divisor + 1) * chunks >> 32 != 0) return cudaErrorInvalidValue;  // 64 GiB of tokens
+    p->gathered = {static_cast<const char*>(x.a), x.row_indices, uint32_t(x.row_divisor), uint32_t(chunks),
+                   int(x.k * BYTES)};
+  }
   if (status != cudaSuccess) return status;
   status = EncodeMatrix(&p->weights, x.b, BYTES, x.k, x.n, x.b_stride, x.weights, x.b_batch_stride, BLOCK_K, b_box);
   if (status != cudaSuccess) return status;

@@ -41,12 +41,21 @@ class ScaleCopies {
   }
 
   __device__ __forceinline__ void Run(const GemmParams& p, uint32_t to, int kb) const {
+    RunTokens(p, to, kb);
+    RunWeights(p, to, kb);
+  }
+
+  __device__ __forceinline__ void RunTokens(const GemmParams& p, uint32_t to, int kb) const {
     const int lane = threadIdx.x % 32;
     const float* token = token_ + kb * p.token_scale.k_stride;
 #pragma unroll 1
     for (int i = lane; i < min(TOKENS, tokens_); i += 32, token += 32 * p.token_scale.row_stride) {
       ptx::CopyAsync4(to + 4 * i, token);
     }
+  }
+
+  __device__ __forceinline__ void RunWeights(const GemmParams& p, uint32_t to, int kb) const {
+    const int lane = threadIdx.x % 32;
     const float* weight = weight_ + kb * p.weight_scale.k_stride;
     if constexpr (SINGLE) {
       // 32 weights have 32 scales, or one that repeats

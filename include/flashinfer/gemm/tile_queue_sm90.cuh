@@ -5,8 +5,8 @@
 // 4096 x 28672 came from DRAM four times (7.6 GB, H200; an LRU model gives 7.2 to 8.2 GB, and 2.0 GB with the counter).
 // Results do not depend on the block that computes a tile.
 //
-// The warp that loads operands finds the tiles. It hands each one to the consumers with its first stage, and to the warp
-// that copies scales at a barrier of the two warps.
+// The warp that loads operands finds the tiles. It hands each one to the consumers with its first stage, and to the other
+// producer warps, which copy scales and gathered rows, at a barrier of these warps.
 #pragma once
 #include "../hopper/ring.cuh"
 #include "../ptx/barrier.cuh"
@@ -23,13 +23,13 @@ struct TileSlots {
   static constexpr int OFFSET = 512;  // in the bytes of the barriers
   static constexpr int STAGES = 8;
   Tile of_stage[STAGES];  // the tile whose first stage this is
-  Tile of_scales[2];      // the tile whose scales are next, in turn
+  Tile of_followers[2];   // the tile that the other producer warps copy next, in turn
 };
 
-constexpr int TILE_BARRIER = 2, TILE_BARRIER_THREADS = 64;  // barrier that both producer warps reach
+constexpr int TILE_BARRIER = 2;  // barrier that all producer warps reach
 
-/// Tiles of the warp that loads operands. HAS_SCALES: another warp copies scales.
-template <int BLOCK_M, int STAGES, bool HAS_SCALES>
+/// Tiles of the warp that loads operands. FOLLOWERS: other producer warps.
+template <int BLOCK_M, int STAGES, int FOLLOWERS>
 class ProducerTiles {
  public:
   __device__ __forceinline__ ProducerTiles(const TileParams& p, int cluster, int rank, TileSlots* slots)
@@ -48,10 +48,10 @@ class ProducerTiles {
       has_tile = list_.Get(t, tile);
     } while (has_tile && !tile.exists);
     tile.exists = has_tile;
-    if (HAS_SCALES) {
-      if (threadIdx.x == 0) slots_->of_scales[turn_] = tile;
+    if (FOLLOWERS > 0) {
+      if (threadIdx.x == 0) slots_->of_followers[turn_] = tile;
       turn_ ^= 1;
-      ptx::BarrierSync(TILE_BARRIER, TILE_BARRIER_THREADS);
+      ptx::BarrierSync(TILE_BARRIER, 32 * (1 + FOLLOWERS));
     }
     return has_tile;
   }
@@ -86,14 +86,15 @@ class ProducerTiles {
   int turn_ = 0;
 };
 
-/// Tiles of the warp that copies scales.
-class ScaleTiles {
+/// Tiles of a producer warp that copies scales or rows.
+template <int FOLLOWERS>
+class FollowerTiles {
  public:
-  __device__ __forceinline__ explicit ScaleTiles(TileSlots* slots) : slots_(slots) {}
+  __device__ __forceinline__ explicit FollowerTiles(TileSlots* slots) : slots_(slots) {}
 
   __device__ __forceinline__ bool Next(Tile& tile) {
-    ptx::BarrierSync(TILE_BARRIER, TILE_BARRIER_THREADS);
-    tile = slots_->of_scales[turn_];
+    ptx::BarrierSync(TILE_BARRIER, 32 * (1 + FOLLOWERS));
+    tile = slots_->of_followers[turn_];
     turn_ ^= 1;
     return tile.exists;
   }
