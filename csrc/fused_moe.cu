@@ -54,6 +54,10 @@ struct CpuProduct {
                            const Operand&) const {
     return false;
   }
+  bool GatherAndActivate(const PermuteParams&, const Sums&, const ActivationParams&, const Operand&,
+                         flashinfer::Stream) const {
+    return false;
+  }
   void Multiply(const Operand& a, int index, const SortedPairs& pairs, Sums* d) const {
     flashinfer::fused_moe::Multiply(a, weights[index - 1], pairs, *d, weights_per_tile[index - 1]);
   }
@@ -112,9 +116,12 @@ Operand OperandAt(char* buffer, const LayerSizes& s, const Workspace& w, int pro
   return x;
 }
 
-/// Sort the pairs by expert and copy tokens to the rows of product 1; return the tables of pairs.
+/// Sort the pairs by expert and copy tokens to the rows of product 1, unless `gather` enqueues that product without copies;
+/// return the tables of pairs.
+template <typename Gather>
 SortedPairs SortAndCopy(const Tensors& x, const LayerSizes& s, char* buffer, const Workspace& w, int64_t first_expert,
-                        const Operand& to, bool has_clusters, bool enable_pdl, flashinfer::Stream stream) {
+                        const Operand& to, bool has_clusters, bool enable_pdl, flashinfer::Stream stream,
+                        const Gather& gather) {
   if (s.pairs() >= (int64_t{1} << 31) - (1 << 20))
     Refuse("tokens times top_k must be below 2^31, got " + std::to_string(s.pairs()));
   const auto ints = [&](int64_t offset) { return reinterpret_cast<int32_t*>(buffer + offset); };
@@ -138,7 +145,7 @@ SortedPairs SortAndCopy(const Tensors& x, const LayerSizes& s, char* buffer, con
   }
 #endif
   CheckStatus(OP, flashinfer::MoeSort(p, stream));
-  CheckStatus(OP, Permute(copies, stream));
+  if (!gather(copies)) CheckStatus(OP, Permute(copies, stream));
   return pairs;
 }
 
@@ -169,8 +176,13 @@ void RunStages(const Tensors& x, const LayerSizes& s, char* buffer, const Worksp
     a2.column_factors =
         ColumnFactors("the activation scale of GEMM 2 in quant_scales", x.quant2, x.input, s.intermediate);
   }
-  const SortedPairs pairs = SortAndCopy(x, s, buffer, w, first_expert, a1, has_clusters, enable_pdl, stream);
-  if (!product.MultiplyAndActivate(a1, pairs, d1, activation, a2)) {
+  bool is_activated = false;
+  const auto gather = [&](const PermuteParams& tokens) {
+    is_activated = product.GatherAndActivate(tokens, d1, activation, a2, stream);
+    return is_activated;
+  };
+  const SortedPairs pairs = SortAndCopy(x, s, buffer, w, first_expert, a1, has_clusters, enable_pdl, stream, gather);
+  if (!is_activated && !product.MultiplyAndActivate(a1, pairs, d1, activation, a2)) {
     product.Multiply(a1, 1, pairs, &d1);
     CheckStatus(OP, Activate({d1, activation, pairs, a2, enable_pdl}, stream));
   }

@@ -43,6 +43,10 @@ inline DLDataType DtypeOf(Element x) {
   }
 }
 
+/// Pairs per expert from which product 1 gathers its rows from the tokens. With fewer, its tile has tokens on the N side,
+/// or copies of rows are few.
+constexpr int64_t GATHERED_PAIRS_PER_EXPERT = 64;
+
 /// Enqueues the products of a layer: rows grouped by expert (packed), offsets on the device.
 class GroupedProduct {
  public:
@@ -56,19 +60,31 @@ class GroupedProduct {
   bool MultiplyAndActivate(const Operand& a, const SortedPairs& pairs, const Sums& sums,
                            const ActivationParams& activation, const Operand& to) const {
     if (s_.has_sums1 && !ActivatesBlocks(activation.type)) return false;
-    flashinfer::gemm::W4Problem p = ProblemOf(a, 1, pairs, sums.columns);
-    p.d = to.data, p.d_stride = to.columns, p.out = to.element;
-    flashinfer::gemm::GatedActivation& gate = p.activation;
-    gate.is_active = true;
-    if (activation.type == ActivationType::kSwigluBias) {
-      gate.alpha = activation.alpha, gate.beta = activation.beta, gate.limit = activation.limit;
-    }
-    gate.factor = sums.expert_factor;
-    gate.bias = sums.bias, gate.is_bias_half = sums.bias_element == Element::kFloat16;
-    gate.quantizer = to.factor, gate.is_quantizer_of_group = to.is_factor_of_expert;
-    gate.scales = to.scales, gate.scale_stride = to.scale_stride;
+    flashinfer::gemm::W4Problem p = ActivatedProblem(a, pairs, sums, activation, to);
     EnqueueSm90(&p, 1);
     return true;
+  }
+
+  /// Enqueue the same with rows that the kernel gathers from the tokens, which are quantised once each if the operand has
+  /// block scales. `tokens`: the copies that this saves. Returns false if rows must be copied.
+  bool GatherAndActivate(const PermuteParams& tokens, const Sums& sums, const ActivationParams& activation,
+                         const Operand& to, flashinfer::Stream stream) const {
+    Operand a = tokens.output;
+    if (s_.pairs() < GATHERED_PAIRS_PER_EXPERT * s_.num_experts || IsPacked(s_.format)) return false;
+    if (s_.has_sums1 && !ActivatesBlocks(activation.type)) return false;
+    constexpr int64_t ALIGNMENT = 16;  // bytes of a copy
+    if (tokens.input_stride * ElementBytes(tokens.element) % ALIGNMENT != 0) return false;
+    const bool is_block = a.rounding == Rounding::kBlocks;
+    if (is_block) {
+      if (a.columns % flashinfer::gemm::SCALE_BLOCK != 0) return false;
+      CheckStatus(OP, QuantizeTokens(tokens, stream));
+    } else {
+      a.data = const_cast<void*>(tokens.input);
+    }
+    flashinfer::gemm::W4Problem p = ActivatedProblem(a, tokens.pairs, sums, activation, to);
+    p.a_stride = is_block ? a.columns : tokens.input_stride;
+    p.row_indices = tokens.pairs.row_to_pair, p.row_divisor = tokens.pairs.top_k;
+    return EnqueueSm90(&p, 1);
   }
 
   /// Enqueue a product. Factors of experts that it has applied are removed from `d`.
@@ -93,6 +109,23 @@ class GroupedProduct {
            s_.pairs() >= 128 * s_.num_experts;
   }
 
+  /// Describe product 1 of the SM90 module with the activation of its sums.
+  flashinfer::gemm::W4Problem ActivatedProblem(const Operand& a, const SortedPairs& pairs, const Sums& sums,
+                                               const ActivationParams& activation, const Operand& to) const {
+    flashinfer::gemm::W4Problem p = ProblemOf(a, 1, pairs, sums.columns);
+    p.d = to.data, p.d_stride = to.columns, p.out = to.element;
+    flashinfer::gemm::GatedActivation& gate = p.activation;
+    gate.is_active = true;
+    if (activation.type == ActivationType::kSwigluBias) {
+      gate.alpha = activation.alpha, gate.beta = activation.beta, gate.limit = activation.limit;
+    }
+    gate.factor = sums.expert_factor;
+    gate.bias = sums.bias, gate.is_bias_half = sums.bias_element == Element::kFloat16;
+    gate.quantizer = to.factor, gate.is_quantizer_of_group = to.is_factor_of_expert;
+    gate.scales = to.scales, gate.scale_stride = to.scale_stride;
+    return p;
+  }
+
   const void* WeightsOf(int index) const { return (index == 1 ? x_.fc1 : x_.fc2).data_ptr(); }
 
   /// Describe a product of the SM90 module, but for its results.
@@ -115,9 +148,12 @@ class GroupedProduct {
   }
 
   /// Weights and offsets of product 2 are older than the kernel before it, which is not the sort: it loads weights early.
-  void EnqueueSm90(flashinfer::gemm::W4Problem* p, int index) const {
-    void* const problem = IsPacked(s_.format) ? static_cast<void*>(p) : static_cast<flashinfer::gemm::GemmProblem*>(p);
-    product_.value()(problem, x_.input.device().device_id, enable_pdl_, index == 2);
+  /// Returns false, with nothing enqueued, if the module has no kernel that gathers rows for this product.
+  bool EnqueueSm90(flashinfer::gemm::W4Problem* p, int index) const {
+    const bool is_packed = IsPacked(s_.format);
+    void* const problem = is_packed ? static_cast<void*>(p) : static_cast<flashinfer::gemm::GemmProblem*>(p);
+    const auto result = product_.value()(problem, x_.input.device().device_id, enable_pdl_, index == 2);
+    return is_packed || result.cast<bool>();
   }
 
   void MultiplyGeneral(const Operand& a, int index, const SortedPairs& pairs, const Sums& d) const {

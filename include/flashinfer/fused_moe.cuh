@@ -168,6 +168,15 @@ FLASHINFER_INLINE Status Permute(const PermuteParams& p, Stream stream) {
   }
 }
 
+FLASHINFER_INLINE Status QuantizeTokens(const PermuteParams& p, Stream stream) {
+  const int64_t columns = p.output.columns;
+  if (p.output.rounding != Rounding::kBlocks || columns % WARP_COLUMNS != 0) return cudaErrorInvalidValue;
+  return gemm::Quantize1x128<bfloat16_t>(
+      {p.input, p.input_stride, static_cast<uint8_t*>(p.output.data), columns, p.output.scales, p.output.scale_stride,
+       p.pairs.tokens, int(columns / WARP_COLUMNS), p.enable_pdl},
+      stream);
+}
+
 template <typename In>
 Status ActivateFrom(const ActivateParams& p, Stream stream) {
   const auto launch = [&](auto kernel) {

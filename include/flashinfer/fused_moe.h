@@ -139,6 +139,9 @@ inline bool TakesOneLaunch(int64_t pairs, int64_t num_experts, Rounding rounding
 Status Permute(const PermuteParams& params, Stream stream);
 /// Sort the pairs of a layer that TakesOneLaunch, and permute their rows. CUDA only, fused_moe/sort_permute.cuh.
 Status SortAndPermute(const MoeSortParams& sort, const PermuteParams& params, Stream stream);
+/// Quantise each token once, by blocks of 128 columns, to row t of the output, for a product 1 that gathers its rows. Rows of
+/// the input are aligned to 16 bytes and have whole blocks. CUDA only.
+Status QuantizeTokens(const PermuteParams& params, Stream stream);
 Status Activate(const ActivateParams& params, Stream stream);
 Status Finalize(const FinalizeParams& params, Stream stream);
 

@@ -6,8 +6,9 @@
 using namespace flashinfer;
 using namespace flashinfer::fused_moe;
 
-/// Sort pairs and permute tokens, in one launch (1), in two or three (2), or in two with a cluster (3); `x` has the fields in the order below. With scales, bf16 results
-/// are e4m3 numbers with a scale per row.
+/// Sort pairs and permute tokens, in one launch (1), in two or three (2), or in two with a cluster (3), or sort pairs and
+/// quantise each token once (4); `x` has the fields in the order below. With scales, bf16 results are e4m3 numbers with a
+/// scale per row.
 EMULATION_EXPORT int sort_and_permute(int64_t launches, const int64_t* x) {
   const auto next = [&] { return *x++; };
   const auto ints = [&] { return reinterpret_cast<int32_t*>(*x++); };
@@ -30,5 +31,6 @@ EMULATION_EXPORT int sort_and_permute(int64_t launches, const int64_t* x) {
   s.workspace = workspace.data(), s.has_clusters = launches == 3;
   if (launches == 1) return int(SortAndPermute(s, p, nullptr));
   const Status status = MoeSort(s, nullptr);
-  return int(status == cudaSuccess ? Permute(p, nullptr) : status);
+  if (status != cudaSuccess) return int(status);
+  return int(launches == 4 ? QuantizeTokens(p, nullptr) : Permute(p, nullptr));
 }

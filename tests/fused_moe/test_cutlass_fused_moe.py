@@ -107,6 +107,20 @@ def test_skewed_routing(device, tokens):
     check(call)
 
 
+@pytest.mark.parametrize("routing", ["any", "one", "ranks"])
+def test_gathered_tokens(device, routing):
+    """So many rows per expert that product 1 takes its largest tile on SM90, which gathers tokens."""
+    call = dense(2100, 136, 768, 8, 4, device)
+    if routing == "one":
+        call["token_selected_experts"].fill_(5)  # the others are empty
+    elif routing == "ranks":
+        call["token_selected_experts"] += 8
+        call["token_selected_experts"][::3] = 1  # pairs of another rank
+        call |= {"ep_size": 3, "ep_rank": 1}
+    first = check(call)
+    assert all(torch.equal(cutlass_fused_moe(**call)[0], first) for _ in range(3))
+
+
 def test_no_tokens(device):
     call = dense(0, 64, 32, 3, 2, device)
     out = cutlass_fused_moe(**call)

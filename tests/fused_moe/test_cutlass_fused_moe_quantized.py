@@ -33,12 +33,26 @@ def test_fp8(device, output_dtype, per_expert):
     close(cutlass_fused_moe(**call)[0], cutlass_fused_moe_trace(**call).reference(**call, **scales))
 
 
+def test_fp8_of_gathered_tokens(device):
+    """So many rows per expert that product 1 takes its largest tile on SM90, which gathers tokens."""
+    call = {**fp8(2100, 144, 768, 8, 4, device=device, per_expert=True), "output_dtype": torch.bfloat16}
+    dequant1, quant2, dequant2, _ = call["quant_scales"]
+    scales = {"fc1_dequant": dequant1, "fc2_quant": quant2, "fc2_dequant": dequant2}
+    close(cutlass_fused_moe(**call)[0], cutlass_fused_moe_trace(**call).reference(**call, **scales))
+
+
 @SM90_OR_CPU
 @pytest.mark.parametrize(
-    "sizes", [(1, 128, 128, 3, 2), (40, 256, 208, 4, 2), (200, 256, 384, 3, 2)], ids=["one", "tails", "many"]
+    "sizes",
+    [(1, 128, 128, 3, 2), (40, 256, 208, 4, 2), (200, 256, 384, 3, 2), (650, 256, 256, 3, 2), (650, 208, 256, 3, 2)],
+    ids=["one", "tails", "many", "gathered", "copied"],
 )
 def test_fp8_block(device, sizes):
-    """``many``: at least 128 pairs per expert, whose product 1 quantises on SM90."""
+    """``many``: at least 128 pairs per expert, whose product 1 quantises on SM90.
+
+    ``gathered``: more pairs than one launch sorts and copies, so that product 1 gathers tokens, each quantised once.
+    ``copied``: tokens end inside a block.
+    """
     call = fp8_block(*sizes, device=device)
     scales = dict(zip(("fc1_scale", "fc2_scale"), call["quant_scales"], strict=True))
     close(cutlass_fused_moe(**call)[0], cutlass_fused_moe_trace(**call).reference(**call, **scales))

@@ -54,6 +54,23 @@ def test_sort_and_permute(library, columns, launches, is_block, tokens, experts)
     assert torch.equal(scales[:, : len(order)].mT, expected)
 
 
+def test_tokens_quantised_once(library):
+    """Row t of the operand is token t, with the codes and scales that its copies would have; others are left alone."""
+    tokens, top_k, experts, columns = 13, 3, 7, 384
+    ids, x = torch.randint(0, experts, (tokens, top_k), dtype=torch.int32), torch.randn(tokens, columns).to(BF16)
+    x[4, 128:256] = 0
+    pairs = tokens * top_k
+    tables = [torch.full((n,), -7, dtype=torch.int32) for n in (experts + 1, pairs, pairs)]
+    out, scales = torch.full((pairs, columns), 77, dtype=torch.uint8), torch.full((columns // 128, pairs), torch.nan)
+    fields = [t.data_ptr() for t in (ids, *tables)] + [tokens, top_k, 0, experts]
+    fields += [x.data_ptr(), ELEMENTS[BF16], columns, out.data_ptr(), ELEMENTS[E4M3], scales.data_ptr()]
+    packed = (ctypes.c_int64 * len(fields))(*fields)
+    assert library.call("sort_and_permute", 4, ctypes.addressof(packed)) == 0
+    codes, expected = to_e4m3_blocks(x.float(), 1)
+    assert torch.equal(out[:tokens], codes.view(torch.uint8)) and bool((out[tokens:] == 77).all())
+    assert torch.equal(scales[:, :tokens].mT, expected) and bool(scales[:, tokens:].isnan().all())
+
+
 @pytest.mark.parametrize("launches", [2, 3], ids=["launches", "cluster"])
 def test_sort_by_several_blocks(library, launches):
     """Blocks tell each other their counts between two launches, or at the barrier of their cluster."""
