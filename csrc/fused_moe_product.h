@@ -43,9 +43,9 @@ inline DLDataType DtypeOf(Element x) {
   }
 }
 
-/// Pairs per expert from which product 1 gathers its rows from the tokens. With fewer, its tile has tokens on the N side,
-/// or copies of rows are few.
-constexpr int64_t GATHERED_PAIRS_PER_EXPERT = 64;
+/// Rows of fc1 up to which product 1 gathers its tokens: three tiles. Each tile reads the tokens again, by copies of 16
+/// bytes, which take longer than loads of copied rows.
+constexpr int64_t GATHERED_FC1_ROWS = 768;
 
 /// Enqueues the products of a layer: rows grouped by expert (packed), offsets on the device.
 class GroupedProduct {
@@ -65,24 +65,17 @@ class GroupedProduct {
     return true;
   }
 
-  /// Enqueue the same with rows that the kernel gathers from the tokens, which are quantised once each if the operand has
-  /// block scales. `tokens`: the copies that this saves. Returns false if rows must be copied.
+  /// Enqueue the same with rows that the kernel gathers from the tokens, which are quantised once each. `tokens`: the copies
+  /// that this saves. Returns false if rows must be copied.
   bool GatherAndActivate(const PermuteParams& tokens, const Sums& sums, const ActivationParams& activation,
                          const Operand& to, flashinfer::Stream stream) const {
-    Operand a = tokens.output;
-    if (s_.pairs() < GATHERED_PAIRS_PER_EXPERT * s_.num_experts || IsPacked(s_.format)) return false;
-    if (s_.has_sums1 && !ActivatesBlocks(activation.type)) return false;
-    constexpr int64_t ALIGNMENT = 16;  // bytes of a copy
+    const Operand& a = tokens.output;
+    constexpr int64_t ALIGNMENT = 16;  // bytes of a load of the quantiser
+    if (!ActivatesBlocks(activation.type) || s_.fc1_rows() > GATHERED_FC1_ROWS) return false;
+    if (a.columns % flashinfer::gemm::SCALE_BLOCK != 0) return false;
     if (tokens.input_stride * ElementBytes(tokens.element) % ALIGNMENT != 0) return false;
-    const bool is_block = a.rounding == Rounding::kBlocks;
-    if (is_block) {
-      if (a.columns % flashinfer::gemm::SCALE_BLOCK != 0) return false;
-      CheckStatus(OP, QuantizeTokens(tokens, stream));
-    } else {
-      a.data = const_cast<void*>(tokens.input);
-    }
+    CheckStatus(OP, QuantizeTokens(tokens, stream));
     flashinfer::gemm::W4Problem p = ActivatedProblem(a, tokens.pairs, sums, activation, to);
-    p.a_stride = is_block ? a.columns : tokens.input_stride;
     p.row_indices = tokens.pairs.row_to_pair, p.row_divisor = tokens.pairs.top_k;
     return EnqueueSm90(&p, 1);
   }

@@ -87,7 +87,10 @@ FAMILIES: dict[str, list[Pick]] = {
         Pick("fused_moe/test_cutlass_fused_moe.py", "test_biases test_skewed_routing", 1),
         Pick("fused_moe/test_cutlass_fused_moe.py", "test_other_ranks_contribute_nothing", 1),
     ],
-    "fused_moe_fp8": [Pick("fused_moe/test_cutlass_fused_moe_quantized.py", "test_fp8 test_fp8_block", 3)],
+    "fused_moe_fp8": [
+        Pick("fused_moe/test_cutlass_fused_moe_quantized.py", "test_fp8 test_fp8_block", 3),
+        Pick("fused_moe/test_cutlass_fused_moe_quantized.py", "test_fp8_block", 1, "gathered"),
+    ],
     "fused_moe_w4": [
         Pick("fused_moe/test_cutlass_fused_moe_quantized.py", "test_mxfp4 test_mxfp4_with_an_activation_of_its_own", 3),
         Pick("fused_moe/test_cutlass_fused_moe_quantized.py", "test_int4_with_fp8_activations", 1),

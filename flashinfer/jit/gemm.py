@@ -42,8 +42,9 @@ _TILES = {
 }
 
 
-#: The tile that also has a kernel which gathers tokens: the one that products of many rows choose.
-_GATHERED = (128, 256)
+#: The kind and the tile that also have a kernel which gathers tokens: the one that products of many rows choose. With
+#: 16-bit tokens it was slower than copies of them.
+_GATHERED = ("fp8_block", 128, 256)
 
 #: Tokens of the tiles with 128 weights on the M side.
 _SWAPPED = (8, 16, 32, 64, 128)
@@ -67,10 +68,15 @@ def tiles_of(kind: str) -> list[Tile]:
     """Return the tiles of a module, in the order of the numbers that ``gemm_sm90`` takes."""
     element, scaling = _KINDS[kind]
     common = f"{element}, Scaling::{scaling}"
-    gather_entry = f"GemmSm90<{common}, {_GATHERED[0]}, {_GATHERED[1]}, true>"
     plain = [
-        Tile(False, *size, f"GemmSm90<{common}, {size[0]}, {size[1]}>", gather_entry if size == _GATHERED else "")
-        for size in _TILES[kind]
+        Tile(
+            False,
+            m,
+            n,
+            f"GemmSm90<{common}, {m}, {n}>",
+            f"GemmSm90<{common}, {m}, {n}, true>" if (kind, m, n) == _GATHERED else "",
+        )
+        for m, n in _TILES[kind]
     ]
     return plain + [Tile(True, m, 128, f"GemmSwappedSm90<{common}, {m}>") for m in _SWAPPED]
 

@@ -13,20 +13,19 @@ namespace {
 
 Status Multiply(int64_t kernel, const gemm::GemmProblem& p, bool weights_first) {
   gemm::GemmConfig c;
-  c.blocks = 3, c.swapped = kernel == 1 || kernel == 2;
+  c.blocks = 3, c.swapped = kernel > 0;
   c.enable_pdl = c.weights_first = c.groups_first = weights_first;
   emulation::device.clusters = c.blocks;
   constexpr gemm::Scaling TENSOR = gemm::Scaling::kTensor;
-  if (p.row_indices != nullptr) return gemm::GemmSm90<bfloat16_t, TENSOR, 128, 128, true>(p, c, nullptr);
-  if (!c.swapped) return gemm::GemmSm90<bfloat16_t, TENSOR, 128, 128>(p, c, nullptr);
+  if (kernel == 0) return gemm::GemmSm90<bfloat16_t, TENSOR, 128, 128>(p, c, nullptr);
   if (kernel == 1) return gemm::GemmSwappedSm90<bfloat16_t, TENSOR, 16>(p, c, nullptr);
   return gemm::GemmSwappedSm90<float8_e4m3_t, TENSOR, 16>(p, c, nullptr);
 }
 
 }  // namespace
 
-/// Compute a layer; kernel 0: 128 x 128 tiles of bf16, 1: 16 tokens of bf16, 2: 16 tokens of e4m3, 3: as 0, with rows that
-/// product 1 gathers. `x` has the fields in the order below.
+/// Compute a layer; kernel 0: 128 x 128 tiles of bf16, 1: 16 tokens of bf16, 2: 16 tokens of e4m3. `x` has the fields in
+/// the order below.
 EMULATION_EXPORT int layer(int64_t kernel, const int64_t* x) {
   const auto next = [&] { return *x++; };
   const auto pointer = [&] { return reinterpret_cast<void*>(*x++); };
@@ -51,9 +50,7 @@ EMULATION_EXPORT int layer(int64_t kernel, const int64_t* x) {
   Operand a{};
   a.data = rows, a.element = element, a.columns = hidden, a.rounding = Rounding::kElement;
   if (!TakesOneLaunch(pairs, experts, a.rounding)) return -1;
-  const bool gathers = kernel == 3;
-  Status status =
-      gathers ? MoeSort(s, nullptr) : SortAndPermute(s, {input, element, hidden, sorted, a, false}, nullptr);
+  Status status = SortAndPermute(s, {input, element, hidden, sorted, a, false}, nullptr);
   if (status != cudaSuccess) return int(status);
 
   gemm::GemmProblem p;
@@ -62,14 +59,13 @@ EMULATION_EXPORT int layer(int64_t kernel, const int64_t* x) {
   p.a_stride = p.b_stride = hidden, p.d_stride = inner, p.b_batch_stride = p.n * p.k;
   p.grouping = gemm::Grouping::kPacked, p.groups = s.expert_offsets, p.out = element;
   p.tile_counter = s.counters;
-  if (gathers) p.a = input, p.row_indices = s.row_to_pair, p.row_divisor = int(top_k);
   p.activation.is_active = true;
   p.activation.factor = factor1, p.activation.quantizer = quantizer;
   p.activation.bias = bias1, p.activation.is_bias_half = out == Element::kFloat16;
   status = Multiply(kernel, p, false);
   if (status != cudaSuccess) return int(status);
 
-  p.activation = {}, p.row_indices = nullptr;
+  p.activation = {};
   p.a = operand2, p.b = fc2, p.d = sums2, p.n = hidden, p.k = inner, p.out = out;
   p.a_stride = p.b_stride = inner, p.d_stride = hidden, p.b_batch_stride = p.n * p.k;
   p.weight_factors = factor2, p.tile_counter = s.counters + 1;

@@ -33,14 +33,6 @@ def test_fp8(device, output_dtype, per_expert):
     close(cutlass_fused_moe(**call)[0], cutlass_fused_moe_trace(**call).reference(**call, **scales))
 
 
-def test_fp8_of_gathered_tokens(device):
-    """So many rows per expert that product 1 takes its largest tile on SM90, which gathers tokens."""
-    call = {**fp8(2100, 144, 768, 8, 4, device=device, per_expert=True), "output_dtype": torch.bfloat16}
-    dequant1, quant2, dequant2, _ = call["quant_scales"]
-    scales = {"fc1_dequant": dequant1, "fc2_quant": quant2, "fc2_dequant": dequant2}
-    close(cutlass_fused_moe(**call)[0], cutlass_fused_moe_trace(**call).reference(**call, **scales))
-
-
 @SM90_OR_CPU
 @pytest.mark.parametrize(
     "sizes",

@@ -12,7 +12,7 @@ from ..emulation.build import Library, compile_emulated
 from .layers import BF16, E4M3, FP16, dense, fp8
 
 ELEMENTS = {torch.float32: 0, FP16: 1, BF16: 2, E4M3: 3}
-TILES_BF16, FEW_BF16, FEW_FP8, GATHER_BF16 = 0, 1, 2, 3
+TILES_BF16, FEW_BF16, FEW_FP8 = 0, 1, 2
 FIRST, LOCAL = 2, 5  # the local experts; two before and one behind have other ranks
 
 
@@ -73,18 +73,6 @@ def test_bf16(library, kernel, tokens, top_k):
     rounded = plain(call, lambda h, e: h.to(BF16).double(), lambda y: y.to(BF16).double(), biases=biases)
     assert rms(out - exact) <= 1.02 * rms(rounded.to(BF16).double() - exact)
     assert torch.equal(out.isnan(), torch.zeros_like(out, dtype=torch.bool))
-
-
-@pytest.mark.parametrize("routing", ["any", "one", "other"])
-@pytest.mark.parametrize("top_k", [1, 3])
-def test_gathered_tokens(library, routing, top_k):
-    """Product 1 that gathers tokens, none of which is copied, gives the bits of the layer with copies."""
-    call = dense(150, 136, 72, LOCAL, top_k, "cpu", total=LOCAL + FIRST + 1)
-    if routing != "any":
-        call["token_selected_experts"].fill_(FIRST + 1 if routing == "one" else 0)  # expert 0 has another rank
-    out = run(library, GATHER_BF16, call, BF16)
-    assert torch.equal(out, run(library, TILES_BF16, call, BF16))
-    assert not out.isnan().any() and bool((out != 0).any()) == (routing != "other")
 
 
 def test_more_pairs_than_threads(library):

@@ -15,8 +15,7 @@ from .gemm_inputs import BATCHED, CONTIGUOUS, E4M3, MASKED, PACKED, TOLERANCE, d
 BF16, F32 = torch.bfloat16, torch.float32
 OUTPUTS = {F32: 0, torch.float16: 1, BF16: 2, E4M3: 3}
 DENSE_BF16, DENSE_FP8, DENSE_BLOCK, WIDE_BLOCK, ODD_BLOCK, FEW_BF16, FEW_BLOCK = 0, 1, 2, 3, 4, 10, 11
-GATHER_BF16, GATHER_FP8, GATHER_BLOCK, WIDE_FP8 = 5, 6, 7, 8
-COPYING = {GATHER_BF16: DENSE_BF16, GATHER_FP8: WIDE_FP8, GATHER_BLOCK: WIDE_BLOCK}  # the same tiles without gathering
+GATHER_BLOCK = 5  # WIDE_BLOCK with rows that are gathered
 
 
 @pytest.fixture(scope="module")
@@ -309,52 +308,33 @@ def routed(case: str, top_k: int) -> tuple[int, torch.Tensor, torch.Tensor]:
     return tokens, indptr, rows
 
 
-@pytest.mark.parametrize("kernel", [GATHER_BF16, GATHER_FP8, GATHER_BLOCK])
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize("case, top_k", [("any", 1), ("empty", 2), ("one", 2), ("ranks", 3)])
-def test_gathered_rows(library, kernel, is_gated, case, top_k):
-    """Rows found by the numbers of pairs give the bits of copied rows; K ends inside a stage or wraps the ring."""
+def test_gathered_rows(library, is_gated, case, top_k):
+    """Rows found by the numbers of pairs give the bits of copied rows; K wraps the ring."""
     tokens, indptr, pairs = routed(case, top_k)
-    dtype = BF16 if kernel == GATHER_BF16 else E4M3
-    k = {GATHER_BF16: 328, GATHER_FP8: 1360, GATHER_BLOCK: 640}[kernel]
-    x, b = numbers(tokens, k, dtype=dtype), numbers(5, 512, k, dtype=dtype)
+    x, b = numbers(tokens, 640, dtype=E4M3), numbers(5, 512, 640, dtype=E4M3)
     token_of = (pairs.clamp(min=0) // top_k).long()  # rows without a pair are not read
-    copied = x.view(torch.uint8)[token_of].view(dtype)
-    scales = copied_scales = (None, None)
+    copied = x.view(torch.uint8)[token_of].view(E4M3)
+    scales = block_scales(x, b)
     options: dict = {"groups": indptr, "grouping": PACKED, "blocks": 3}
-    columns, quantizes = 256 if is_gated else 512, is_gated and kernel == GATHER_BLOCK
-    if kernel == GATHER_BLOCK:
-        scales = block_scales(x, b)
-        copied_scales = (scales[0][token_of], scales[1])
     if is_gated:
         options["activation"] = (None,) * 6
     results, found = [], []
-    for number, a, of in ((COPYING[kernel], copied, copied_scales), (kernel, x, scales)):
+    for kernel, a, of in ((WIDE_BLOCK, copied, (scales[0][token_of], scales[1])), (GATHER_BLOCK, x, scales)):
         options |= {"tile_counter": torch.zeros(1, dtype=torch.int32), "scales": of}
-        if number == kernel:
+        if kernel == GATHER_BLOCK:
             options |= {"row_indices": pairs, "row_divisor": top_k}
         found.append(torch.full((2, len(pairs)), 7.0))
-        if quantizes:
+        if is_gated:
             options["result_scales"] = found[-1]
         library.seed(len(results))
-        out = torch.full((len(pairs), columns), 7.0).to(E4M3 if quantizes else BF16)
-        results.append(run(library, number, out, a, b, **options).view(torch.uint8))
+        out = torch.full((len(pairs), 256 if is_gated else 512), 7.0).to(E4M3 if is_gated else BF16)
+        results.append(run(library, kernel, out, a, b, **options).view(torch.uint8))
     assert torch.equal(*results) and torch.equal(*found)
     used = int(indptr[-1])
     assert not (out[:used].float() == 7).all(dim=-1).any()
-    assert bool((found[1][:, :used] != 7).all()) == quantizes and bool((out[used:].float() == 7).all())
-
-
-def test_gathered_rows_of_another_stride(library):
-    """Rows of a wider tensor, of which only the columns of K are read."""
-    tokens, indptr, pairs = routed("any", 2)
-    wide, b = numbers(tokens, 136, dtype=BF16), numbers(5, 128, 72, dtype=BF16)
-    wide[:, 72:] = torch.nan
-    options = {"groups": indptr, "grouping": PACKED, "row_indices": pairs, "row_divisor": 2}
-    out = run(library, GATHER_BF16, poisoned(2 * tokens, 128), wide[:, :72], b, **options)
-    for group in range(5):
-        rows = slice(int(indptr[group]), int(indptr[group + 1]))
-        check(out[rows], wide[(pairs[rows] // 2).long(), :72], b[group])
+    assert bool((found[1][:, :used] != 7).all()) == is_gated and bool((out[used:].float() == 7).all())
 
 
 @pytest.mark.parametrize("kernel", [DENSE_BF16, FEW_BF16])

@@ -38,19 +38,18 @@ class RowCopies {
     const int column = thread % CHUNKS * CHUNK_BYTES;
     place_ = hopper::Swizzle128(first * SLAB_K_BYTES + column);
     from_ = p.gathered.data + column;
-    left_ = p.gathered.row_bytes - column;
     has_second_half_ = tile.end_row - tile.row > BLOCK_M / 2;
     FindRows<STEP>(p.gathered, tile, first, chunks_);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) chunks_[i] *= p.gathered.stride_chunks;
   }
 
-  /// Copy the next 128 bytes of each row to the stage at `to`. Columns beyond the end of the rows are zeros.
+  /// Copy the next 128 bytes of each row to the stage at `to`.
   __device__ __forceinline__ void Run(uint32_t to) {
     to += place_;
     CopyRows<0>(to);
     if (has_second_half_) CopyRows<COUNT / 2>(to);  // rows of the second consumer warpgroup
-    from_ += SLAB_K_BYTES, left_ -= SLAB_K_BYTES;
+    from_ += SLAB_K_BYTES;
   }
 
  private:
@@ -62,13 +61,12 @@ class RowCopies {
   __device__ __forceinline__ void CopyRows(uint32_t to) const {
 #pragma unroll
     for (int i = FIRST; i < FIRST + COUNT / 2; ++i) {
-      ptx::CopyAsync16(to + i * STEP * SLAB_K_BYTES, from_ + uint64_t(chunks_[i]) * CHUNK_BYTES, left_ > 0);
+      ptx::CopyAsync16(to + i * STEP * SLAB_K_BYTES, from_ + uint64_t(chunks_[i]) * CHUNK_BYTES, true);
     }
   }
 
   uint32_t chunks_[COUNT];  // distance of each row from the first token
   const char* from_;        // this thread's bytes of the first token
-  int left_;                // bytes to the end of a row
   uint32_t place_;
   bool has_second_half_;
 };

@@ -2,10 +2,9 @@
 // GEMM with tokens on the M side: a persistent kernel of one producer and two consumer warpgroups.
 //
 // Warp 0 of the producer loads stages of 128 bytes of K into the ring, warp 1 their block scales; tokens that are gathered
-// are copied by warps 2 and 3 (gather_sm90.cuh). Each consumer
-// warpgroup multiplies and stores its own part of the tile, so that one warpgroup multiplies while the other stores. Two
-// blocks of a cluster may share one operand: each block loads half of the operand and multicasts that half to both
-// blocks. tiles_sm90.cuh defines the order of tiles.
+// are copied by warps 2 and 3 (gather_sm90.cuh). Each consumer warpgroup multiplies and stores its own part of the tile, so
+// that one warpgroup multiplies while the other stores. Two blocks of a cluster may share one operand: each block loads half
+// of the operand and multicasts that half to both blocks. tiles_sm90.cuh defines the order of tiles.
 #pragma once
 #include "../ptx/cluster.cuh"
 #include "../ptx/pdl.cuh"
@@ -48,7 +47,7 @@ struct GemmTraits {
   static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + STAGING_BYTES;
   static_assert(GROUP_M % 64 == 0 && GROUP_N % 64 == 0 && STAGES >= 3, "tile shape");
   static_assert(!IS_BLOCK || GROUP_N <= SCALE_BLOCK || WAVES == 1, "two waves share the scale of the weights");
-  static_assert(!GATHERS || (BLOCK_M == 128 && (!IS_BLOCK || PARTS > 0)), "tiles that gather");
+  static_assert(!GATHERS || PARTS > 0, "tiles that gather");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -186,8 +185,8 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
       const uint32_t rows =
           stages + group_row * SLAB_K_BYTES + hopper::Swizzle128(matrix_row * SLAB_K_BYTES + lane / 16 * 16);
       KeepTile(staging, tile, [&] {
-        SumScaledParts<Traits::TYPE, Traits::PARTS, Traits::BLOCK_N / Traits::PARTS>(acc, ring, at, from, rows,
-                                                                                     p.k_blocks, p.cluster, scales);
+        SumScaledParts<Traits::TYPE, Traits::PARTS, Traits::BLOCK_N / Traits::PARTS, Traits::GATHERS>(
+            acc, ring, at, from, rows, p.k_blocks, p.cluster, scales);
       });
       row = tile.row + group_row, column = tile.n_tile * Traits::BLOCK_N;
     } else if constexpr (Traits::IS_BLOCK) {
@@ -197,8 +196,7 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
       SumScaledStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster, scales,
                                                                     waves);
     } else {
-      SumStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N, Traits::GATHERS>(acc, ring, at, from, p.k_blocks,
-                                                                               p.cluster);
+      SumStages<Traits::TYPE, Traits::WAVES, Traits::GROUP_N>(acc, ring, at, from, p.k_blocks, p.cluster);
     }
     if constexpr (Traits::IN_HALVES) {
       if (p.activation.is_active) {

@@ -47,7 +47,6 @@ struct GatheredRows {
   const int32_t* indices;  // null: tokens are loaded through their tensor map
   uint32_t divisor;
   uint32_t stride_chunks;  // distance between rows, in chunks of 16 bytes
-  int row_bytes;
 };
 
 /// Parameters of GemmSm90Kernel and GemmSwappedSm90Kernel.
@@ -98,10 +97,9 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
     status = EncodeMatrix(&p->tokens, x.a, BYTES, x.k, x.m, x.a_stride, token_batch, x.a_batch_stride, BLOCK_K, a_box);
   } else {
     const int64_t stride = x.a_stride * BYTES, chunks = stride / CHUNK_BYTES;
-    if (c.swapped || x.row_divisor < 1 || stride % CHUNK_BYTES != 0) return cudaErrorInvalidValue;
+    if (c.swapped || x.row_divisor < 1 || stride % CHUNK_BYTES != 0 || x.k % BLOCK_K != 0) return cudaErrorInvalidValue;
     if ((x.m / x.row_divisor + 1) * chunks >> 32 != 0) return cudaErrorInvalidValue;  // 64 GiB of tokens
-    p->gathered = {static_cast<const char*>(x.a), x.row_indices, uint32_t(x.row_divisor), uint32_t(chunks),
-                   int(x.k * BYTES)};
+    p->gathered = {static_cast<const char*>(x.a), x.row_indices, uint32_t(x.row_divisor), uint32_t(chunks)};
   }
   if (status != cudaSuccess) return status;
   status = EncodeMatrix(&p->weights, x.b, BYTES, x.k, x.n, x.b_stride, x.weights, x.b_batch_stride, BLOCK_K, b_box);

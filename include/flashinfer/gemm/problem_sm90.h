@@ -59,8 +59,8 @@ struct GemmProblem {
   const bfloat16_t* bias = nullptr;         // one per row of weights, added before rounding
   const int32_t* weight_indices = nullptr;  // matrix of b of each group; null: group g has matrix g; kPacked only
   const float* weight_factors = nullptr;    // factor of the sums of each matrix of b; null: 1. Not if activated
-  // kPacked: row r of the product is row row_indices[r] / row_divisor of a, which has its own number of rows (gather_sm90.cuh).
-  // Null: row r. Numbers of rows that belong to no group are not read.
+  // kPacked with block scales and whole blocks of K: row r of the product is row row_indices[r] / row_divisor of a, which has
+  // its own number of rows (gather_sm90.cuh). Null: row r. Numbers of rows that belong to no group are not read.
   const int32_t* row_indices = nullptr;
   int row_divisor = 1;
   int32_t* tile_counter = nullptr;  // a zero in device memory that the kernel advances, or null (tile_queue_sm90.cuh)
