@@ -45,7 +45,7 @@ def _measuring() -> Iterator[None]:
 
 
 def is_capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_capture(op: str) -> None:

@@ -127,7 +127,7 @@ def test_buckets_are_whole_numbers(buckets):
 def test_no_trial_inside_a_capture(tuner, monkeypatch):
     with autotune():
         choose(4)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         assert choose(4)[1] == (1,)
         with autotune(skip_ops="skipped"):

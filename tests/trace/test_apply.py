@@ -364,12 +364,12 @@ def test_a_solution_that_has_not_run_yet_is_not_started_in_a_capture(monkeypatch
     """Check that nothing is compiled or loaded while a graph is captured; torch's answers are simulated."""
     trace_apply.enable_apply({"rmsnorm_h8": sevens})
     x, weight = ones(2, 8), ones(8)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert flashinfer.rmsnorm(x, weight).eq(1).all()
     monkeypatch.undo()
     assert flashinfer.rmsnorm(x, weight).eq(7).all()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert flashinfer.rmsnorm(x, weight).eq(7).all()
     assert trace_apply.stats()[RMSNORM] == {

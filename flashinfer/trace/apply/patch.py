@@ -270,7 +270,7 @@ class _Replacement:
         candidate = _candidates.get(name)
         if candidate is None:
             return "fallback_no_candidate"
-        if not candidate.is_warm and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if not candidate.is_warm and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return "fallback_unwarmed_in_capture"
         obstacle = self._obstacle(candidate, template, namespace, plan)
         if obstacle is not None:
