@@ -145,7 +145,7 @@ def test_wrong_out(out):
 
 @needs_gpu
 def test_unsupported_dtype():
-    with pytest.raises(ValueError, match="expected float16, bfloat16 or float32"):
+    with pytest.raises(ValueError, match=r"must have dtype float16, bfloat16 or float32, got torch\.float64"):
         flashinfer.scale(torch.ones(4, device="cuda", dtype=torch.float64), 2.0)
 
 

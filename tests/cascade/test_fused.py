@@ -115,7 +115,7 @@ def test_small_workspaces_go_level_by_level(device):
     try:
         cascade.plan(wrapper)
     except ValueError as error:  # the smallest size does not fit either: the error names the required size
-        assert "float_workspace_buffer has" in str(error)
+        assert "float_workspace_buffer must have at least" in str(error)
     assert not wrapper._is_fused
     wrapper.reset_workspace_buffer(workspace(device), [workspace(device, 8), workspace(device, 8)])
     cascade.plan(wrapper)

@@ -167,10 +167,14 @@ def spread_of_codes(call: dict[str, Any]) -> torch.Tensor:
         return torch.stack([x.float() * spread_scales(s, *x.shape) for x, s in zip(call[name], scales, strict=True)])
 
     scales1, scales2 = call["quant_scales"]
+    # Slots of a token with one expert have the same hidden values, which move together: they are one term.
+    experts, scales = call["token_selected_experts"], call["token_final_scales"]
+    is_same = experts.unsqueeze(2) == experts.unsqueeze(1)
+    is_first = is_same.int().argmax(dim=2) == torch.arange(experts.shape[1], device=experts.device)
     return fold_experts(
         call["input"].float(),
-        call["token_selected_experts"],
-        call["token_final_scales"] ** 2,
+        experts,
+        ((is_same * scales.unsqueeze(1)).sum(dim=2) * is_first) ** 2,
         weights("fc1_expert_weights", scales1),
         weights("fc2_expert_weights", scales2) ** 2,
         round_hidden=lambda h, expert: h**2,

@@ -57,7 +57,7 @@ AGAIN = """
 def test_importing_again(tmp_path):
     variables = {
         "FLASHINFER_DUMP_DIR": str(tmp_path / "dumps"),
-        "PYTHONPATH": str(Path(flashinfer.__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join([str(Path(flashinfer.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
     run = run_python(["-c", textwrap.dedent(AGAIN), tmp_path], env={**os.environ, **variables})
     assert run.returncode == 0, run.stderr
