@@ -6,6 +6,7 @@
 #include "../hopper/ring.cuh"
 #include "../hopper/smem_tile.cuh"
 #include "../ptx/mma.cuh"
+#include "../ptx/pin.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 
@@ -143,7 +144,7 @@ __device__ __forceinline__ void SumScaledParts(float (&acc)[WAVES][COUNT], const
   const auto wait_full = [&] {
     // The compiler keeps what a shuffle gives in uniform registers, and computes the descriptors of products there. It
     // must not move the shuffles up between products of the stage before, which would wait for them.
-    at.Pin();
+    ptx::Pin(at.stage);
     a_stage = Uniform(from.A(at.stage)), b_stage = Uniform(from.B(at.stage));
     ring.WaitFull(at);
     if constexpr (COPIED) ptx::FenceAsyncProxy();

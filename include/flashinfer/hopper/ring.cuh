@@ -26,9 +26,6 @@ struct RingPosition {
     }
   }
 
-  /// Keep the compiler from computing with the stage before this point.
-  __device__ __forceinline__ void Pin() { asm volatile("" : "+r"(stage)::"memory"); }
-
   /// Advance by STEP stages, as one of STEP producers that fill stages in turn. A stage always has the same producer: one
   /// that had not waited for the phase before would take it for the one before that, of the same parity as the next.
   template <int STEP>
