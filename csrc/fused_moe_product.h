@@ -77,7 +77,8 @@ class GroupedProduct {
     CheckStatus(OP, QuantizeTokens(tokens, stream));
     flashinfer::gemm::W4Problem p = ActivatedProblem(a, tokens.pairs, sums, activation, to);
     p.row_indices = tokens.pairs.row_to_pair, p.row_divisor = tokens.pairs.top_k;
-    return EnqueueSm90(&p, 1);
+    EnqueueSm90(&p, 1);
+    return true;
   }
 
   /// Enqueue a product. Factors of experts that it has applied are removed from `d`.
@@ -141,12 +142,9 @@ class GroupedProduct {
   }
 
   /// Weights and offsets of product 2 are older than the kernel before it, which is not the sort: it loads weights early.
-  /// Returns false, with nothing enqueued, if the module has no kernel that gathers rows for this product.
-  bool EnqueueSm90(flashinfer::gemm::W4Problem* p, int index) const {
-    const bool is_packed = IsPacked(s_.format);
-    void* const problem = is_packed ? static_cast<void*>(p) : static_cast<flashinfer::gemm::GemmProblem*>(p);
-    const auto result = product_.value()(problem, x_.input.device().device_id, enable_pdl_, index == 2);
-    return is_packed || result.cast<bool>();
+  void EnqueueSm90(flashinfer::gemm::W4Problem* p, int index) const {
+    void* const problem = IsPacked(s_.format) ? static_cast<void*>(p) : static_cast<flashinfer::gemm::GemmProblem*>(p);
+    product_.value()(problem, x_.input.device().device_id, enable_pdl_, index == 2);
   }
 
   void MultiplyGeneral(const Operand& a, int index, const SortedPairs& pairs, const Sums& d) const {

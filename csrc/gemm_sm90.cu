@@ -255,23 +255,21 @@ bool gemm_sm90_grouped(TensorView out, TensorView a, TensorView b, Optional<Tens
   return gemm_sm90(out, a, b, a_scale, b_scale, {}, groups, {}, grouping, SCALE_BLOCK, expected_m, enable_pdl, false);
 }
 
-/// Enqueue the product of experts `p`. Returns false, with nothing enqueued, if the rows of tokens must be gathered and the
-/// tile of `c` has no kernel that does.
-static bool EnqueueExperts(const GemmProblem& p, GemmConfig c, DLDevice device, bool enable_pdl, bool weights_first) {
+/// Enqueue the product of experts `p`. Rows are gathered for gated products with block scales only, which have one tile.
+static void EnqueueExperts(const GemmProblem& p, GemmConfig c, DLDevice device, bool enable_pdl, bool weights_first) {
   const auto entry = (p.row_indices == nullptr ? ENTRIES : GATHER_ENTRIES)[IndexOf(c)];
-  if (entry == nullptr) return false;
+  if (entry == nullptr) FLASHINFER_THROW(RuntimeError) << OP << ": the tile has no kernel that gathers rows";
   c.enable_pdl = enable_pdl;
   c.weights_first = c.groups_first = weights_first;
   CheckStatus(OP, entry(p, c, get_stream(device)));
-  return true;
 }
 
 /// Multiply the rows of experts for fused_moe.cu, on the current device. `problem`: a flashinfer::gemm::GemmProblem;
-/// `weights_first`: the kernel before this one wrote neither weights nor `groups`. Returns as EnqueueExperts.
-bool gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
+/// `weights_first`: the kernel before this one wrote neither weights nor `groups`.
+void gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
   const GemmProblem& p = *static_cast<const GemmProblem*>(problem);
   const DLDevice device{kDLCUDA, int32_t(device_id)};
-  return EnqueueExperts(p, ChooseByRule(p, p.m, SmCount(device.device_id)), device, enable_pdl, weights_first);
+  EnqueueExperts(p, ChooseByRule(p, p.m, SmCount(device.device_id)), device, enable_pdl, weights_first);
 }
 
 /// Return gemm_sm90_experts with the tile and cluster of each product of a layer. The rule chooses for a tile of -1, and
@@ -289,7 +287,7 @@ tvm::ffi::Function gemm_sm90_experts_with_tiles(int64_t tile1, int64_t cluster1,
         weights_first ? tile2 : tile1;  // product 2 alone reads weights before the kernel before it ends
     GemmConfig c = ChooseByRule(p, p.m, SmCount(device.device_id));
     if (tile >= 0) UseTile(ShapeOf(p, p.m), TILES[tile], int(weights_first ? cluster2 : cluster1), &c);
-    return EnqueueExperts(p, c, device, enable_pdl, weights_first);
+    EnqueueExperts(p, c, device, enable_pdl, weights_first);
   };
   return tvm::ffi::Function::FromTyped(multiply);
 }

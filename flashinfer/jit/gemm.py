@@ -57,7 +57,7 @@ class Tile(NamedTuple):
     block_m: int
     block_n: int
     entry: str
-    gather_entry: str = ""  # of the kernel that gathers tokens; empty: none
+    gather_entry: str = ""  # entry of the kernel that gathers tokens; empty: there is none
 
     @property
     def unit(self) -> str:

@@ -218,7 +218,7 @@ def specs(device: str) -> list[JitSpec]:
         for feature in FEATURES:
             has_cell = feature.title in api.features and device in feature.devices and api.is_run(feature, device)
             if has_cell and api.kind in GENERATORS:
-                batch = api.batch(feature, "cpu")  # for its dtypes and sizes
+                batch = api.batch(feature, "cpu")  # only dtypes and sizes are read
                 one = calls.first(api.what(feature, batch))
                 dtypes, dims = (batch.dtype, batch.kv_dtype, batch.dtype), (batch.head_dim_qk, batch.head_dim_vo)
                 flags = (1 if one.rope else 2 if one.alibi else 0, False, one.logits_soft_cap > 0)

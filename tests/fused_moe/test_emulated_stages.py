@@ -24,7 +24,7 @@ def library(tmp_path_factory) -> Library:
 @pytest.mark.parametrize("tokens, experts", [(1, 5), (9, 40), (100, 40)], ids=["one", "several", "many"])
 @pytest.mark.parametrize("is_block", [False, True], ids=["copied", "quantised"])
 @pytest.mark.parametrize("launches", [1, 2])
-@pytest.mark.parametrize("columns", [272, 384], ids=["part", "whole"])  # of the last block of 128
+@pytest.mark.parametrize("columns", [272, 384], ids=["part", "whole"])  # the last block of 128 columns
 def test_sort_and_permute(library, columns, launches, is_block, tokens, experts):
     """Experts 2 to ``experts`` + 1 are local; a slot without one has no row."""
     top_k, pairs = 3, tokens * 3

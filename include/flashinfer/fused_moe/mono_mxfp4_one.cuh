@@ -27,7 +27,7 @@ struct alignas(128) Mxfp4Memory {
   unsigned char ring[MXFP4_WARPS][MXFP4_STAGES][PAIR_BYTES];
   // Sums of half warps for the eights of a batch. 8 floats more: gate and up of a row are in different banks.
   float sums[2 * BATCH][MXFP4_HALVES * EIGHT + 8];
-  float bias[2][2 * BATCH * EIGHT];  // of a batch of each product
+  float bias[2][2 * BATCH * EIGHT];  // biases of a batch, by product
   TokenExperts experts[MXFP4_WARPS];
   ActivationConstants constants[TOKEN_MAX_SLOTS];
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which weights a warp of mono_mxfp4_one.cuh copies to its ring, and in which order.
+// Order in which a warp of mono_mxfp4_one.cuh copies weights to its ring.
 //
 // Rows are divided by eights: the half of a block of w4_layout.h that 16 lanes have, rows 0 to 3 and 8 to 11, or 4 to
 // 7 and 12 to 15, of 16. Half a warp has a source of its own: an expert and 128 columns, of all the rows of the
@@ -25,9 +25,10 @@ __device__ __forceinline__ int RowOf(int eight, int r) { return eight / 2 * 16 +
 
 /// Work of a block in one product.
 struct Portion {
-  int begin, end;       // product 1: 16 hidden values, of all experts; product 2: eights
-  int sources, chunks;  // of a row; sources of an expert, or of all experts
-  int passes;           // that all half warps need for the sources
+  int begin, end;  // product 1: 16 hidden values, of all experts; product 2: eights
+  int chunks;      // pieces of 128 columns of a row
+  int sources;     // product 1: those of an expert; product 2: those of all experts
+  int passes;      // rounds in which all half warps take a source each
   __device__ __forceinline__ void Divide(int units, int block) {
     const int blocks = int(gridDim.x), each = units / blocks, more = units % blocks;
     begin = block * each + min(block, more), end = begin + each + (block < more ? 1 : 0);
@@ -44,7 +45,7 @@ struct Shares {
   __device__ __forceinline__ Shares(const MonoParams& p, int experts) : is_gated(IsGated(p.activation.type)) {
     pairs_per_expert = p.intermediate / (2 * EIGHT);
     first.Divide(experts * pairs_per_expert, int(blockIdx.x));
-    second.Divide(p.hidden / EIGHT, int(gridDim.x - 1 - blockIdx.x));  // who has more of product 1 has less here
+    second.Divide(p.hidden / EIGHT, int(gridDim.x - 1 - blockIdx.x));  // blocks with more of product 1 have less here
     const int eights = p.hidden / EIGHT, begin = second.begin;
     second.begin = eights - second.end, second.end = eights - begin;
     first.chunks = first.sources = p.hidden / SOURCE_COLUMNS;
@@ -169,15 +170,16 @@ class Requests {
 
   const MonoParams& p_;
   const TokenExperts& experts_;
-  const int half_;                                               // of all half warps
+  const int half_;                                               // number among the half warps of the block
   int product_ = 1, pass_ = 0, batch_ = 0, at_ = 0, limit_ = 0;  // stages of the block's share; product 3: none
   int full_ = 0;  // stages of these that have two parts; the last one of product 2 may have one
   bool has_source_ = false;
-  const unsigned char *codes_ = nullptr, *scales_ = nullptr;  // of the next stage; of eight 0
-  int second_ = 0;                                            // bytes from part 0 to part 1
-  int64_t step_ = 0;                                          // bytes to the next stage
-  int two_steps_ = 0;                                         // bytes to the stage behind it
-  uint32_t eight_ = 0, eights_ = 0, two_eights_ = 0;          // the eight whose scales this lane copies, and its steps
+  const unsigned char* codes_ = nullptr;              // codes of the next stage
+  const unsigned char* scales_ = nullptr;             // scales of eight 0
+  int second_ = 0;                                    // bytes from part 0 to part 1
+  int64_t step_ = 0;                                  // bytes to the next stage
+  int two_steps_ = 0;                                 // bytes to the stage behind it
+  uint32_t eight_ = 0, eights_ = 0, two_eights_ = 0;  // the eight whose scales this lane copies, and its steps
   uint32_t scales_row_ = 0;
 };
 
