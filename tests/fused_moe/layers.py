@@ -182,10 +182,14 @@ def spread_of_codes(call: dict[str, Any]) -> torch.Tensor:
 
 
 def close_codes(out: torch.Tensor, expected: torch.Tensor, spread: torch.Tensor) -> None:
-    """Compare results of an ``fp8_block`` call one by one: the move of up to two equal terms, and rounding to bf16."""
+    """Compare results of an ``fp8_block`` call: one by one, the move of up to two equal terms, and rounding to bf16.
+
+    Where the largest of 128 hidden values moves by a bit of bf16, their scale does, and all of their codes are rounded
+    anew. A call in which every scale moved would differ by 0.03 of the spread on average.
+    """
     assert out.dtype == expected.dtype and out.isfinite().all()
     error, size = (out.float() - expected.float()).abs(), expected.float().abs()
-    assert error.mean() < 0.01 * size.mean() and (error <= 0.1875 * spread + 0.01 * size).all()
+    assert error.mean() < 0.02 * spread.mean() and (error <= 0.1875 * spread + 0.01 * size).all()
 
 
 def by_rows(x: torch.Tensor) -> torch.Tensor:
