@@ -195,7 +195,7 @@ struct Consumer {
     ptx::BarrierArrive(barrier, 2 * WARPGROUP);
 #endif
   }
-  __device__ __forceinline__ void Sync(Barrier barrier) const { ptx::BarrierSync(barrier, 2 * WARPGROUP); }
+  __device__ __forceinline__ void Sync(Barrier barrier) const { ptx::BarrierSyncApart(barrier, 2 * WARPGROUP); }
 };
 
 /// State of the rows of a thread: maxima (times scale) and sums of the weights of its own blocks.

@@ -52,7 +52,7 @@ class ProducerTiles {
       if (threadIdx.x == 0) slots_->of_followers[turn_] = tile;
       turn_ ^= 1;
       __syncwarp();  // the lanes of a warp must be together at a barrier
-      ptx::BarrierSync(TILE_BARRIER, 32 * (1 + FOLLOWERS));
+      ptx::BarrierSyncApart(TILE_BARRIER, 32 * (1 + FOLLOWERS));
     }
     return has_tile;
   }
@@ -95,7 +95,7 @@ class FollowerTiles {
 
   __device__ __forceinline__ bool Next(Tile& tile) {
     __syncwarp();
-    ptx::BarrierSync(TILE_BARRIER, 32 * (1 + FOLLOWERS));
+    ptx::BarrierSyncApart(TILE_BARRIER, 32 * (1 + FOLLOWERS));
     tile = slots_->of_followers[turn_];
     turn_ ^= 1;
     return tile.exists;

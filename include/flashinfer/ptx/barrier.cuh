@@ -11,6 +11,12 @@ __device__ __forceinline__ void BarrierSync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// Wait like BarrierSync, for warps that reach the barrier in different places of the code: `bar.sync` is
+/// `barrier.sync.aligned`, which must be one instruction for all threads (synccheck reports the others).
+__device__ __forceinline__ void BarrierSyncApart(int id, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /// Arrive at barrier `id` without waiting. Threads that wait there with BarrierSync count in `threads` too.
 __device__ __forceinline__ void BarrierArrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
