@@ -2,6 +2,7 @@
 // A row that is read in segments (fixed_point.h), each in the registers of a warp: loads, sums of segments, and inverse
 // transform sampling: the segment that holds the sampled unit of mass, and the column within that segment.
 #pragma once
+#include "../ptx/barrier.cuh"
 #include "../ptx/load.cuh"
 #include "../ptx/reduce.cuh"
 #include "../ptx/send.cuh"
@@ -397,7 +398,7 @@ struct SegmentPicker {
 
 /// Find the column that holds `target`, a unit of the mass of a segment: each warp sums one or more vectors of the
 /// segment, and one lane calls found(j, column) for vector j. weights_of(j, four) loads this lane's weights of vector
-/// j.
+/// j. Called by the first VECTORS warps of the block, or by all if there are fewer.
 template <typename Weights, typename Mass, typename F>
 __device__ __forceinline__ void FindInSegment(uint64_t target, int shift, int warp, int warps,
                                               uint64_t (&masses)[VECTORS], const Weights& weights_of,
@@ -412,7 +413,7 @@ __device__ __forceinline__ void FindInSegment(uint64_t target, int shift, int wa
     const uint64_t of_warp = WarpMass(mass);
     if (lane == 0) masses[j] = of_warp;
   }
-  __syncthreads();
+  ptx::BarrierSync(1, 32 * min(warps, VECTORS));  // warps without a vector may have returned
 #pragma unroll 1
   for (int j = warp; j < VECTORS; j += warps) {
     uint64_t before = 0;
