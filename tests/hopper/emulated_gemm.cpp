@@ -51,6 +51,8 @@ EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
       return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 192>(g, c, nullptr));
     case 5:
       return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 256, true>(g, c, nullptr));
+    case 6:
+      return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 176>(g, c, nullptr));
     case 10:
       return int(GemmSwappedSm90<bfloat16_t, TENSOR, 16>(g, c, nullptr));
     case 11:

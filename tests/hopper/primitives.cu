@@ -41,6 +41,8 @@ void ProductOfWidth(TensorView c, TensorView a, TensorView b) {
       return Product<TYPE, 32, false, false, false>(c, a, b);
     case 64:
       return Product<TYPE, 64, false, false, false>(c, a, b);
+    case 88:
+      return Product<TYPE, 88, false, false, false>(c, a, b);
     case 96:
       return Product<TYPE, 96, false, false, false>(c, a, b);
     case 128:

@@ -16,6 +16,7 @@ BF16, F32 = torch.bfloat16, torch.float32
 OUTPUTS = {F32: 0, torch.float16: 1, BF16: 2, E4M3: 3}
 DENSE_BF16, DENSE_FP8, DENSE_BLOCK, WIDE_BLOCK, ODD_BLOCK, FEW_BF16, FEW_BLOCK = 0, 1, 2, 3, 4, 10, 11
 GATHER_BLOCK = 5  # WIDE_BLOCK with rows that are gathered
+TAIL_BLOCK = 6  # tiles of 176 weights: a head of 128, a tail of 48
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_fp8_per_tensor(library):
     assert error(out, a.double() @ b.double().mT * 0.625 + bias.double()) < 1e-6
 
 
-@pytest.mark.parametrize("kernel", [DENSE_BLOCK, WIDE_BLOCK, ODD_BLOCK])
+@pytest.mark.parametrize("kernel", [DENSE_BLOCK, WIDE_BLOCK, ODD_BLOCK, TAIL_BLOCK])
 @pytest.mark.parametrize("cluster, weights_first", [(1, False), (1, True), (2, False)])
 def test_block_scales_through_the_ring(library, kernel, cluster, weights_first):
     """Tiles whose columns all exist, and tiles whose do not; K is longer than the ring of the largest tile."""
@@ -130,7 +131,7 @@ def test_block_scales_through_the_ring(library, kernel, cluster, weights_first):
     check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
 
 
-@pytest.mark.parametrize("kernel", [DENSE_BLOCK, WIDE_BLOCK])
+@pytest.mark.parametrize("kernel", [DENSE_BLOCK, WIDE_BLOCK, TAIL_BLOCK])
 @pytest.mark.parametrize("m", [40, 64, 193])
 def test_rows_that_are_not_there(library, kernel, m):
     """A warpgroup, or one of its waves of 64 rows, has no rows in the last tile and lets the stages pass."""
@@ -146,6 +147,41 @@ def test_tiles_that_begin_inside_a_block_of_weights(library, n):
     scales = block_scales(a, b)
     out = run(library, ODD_BLOCK, poisoned(70, n), a, b, scales=scales)
     check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
+
+
+@pytest.mark.parametrize("n", [64, 136, 200, 352, 712, 1408])
+def test_tiles_with_tails(library, n):
+    """Tails that meet two blocks of weights (the third and the sixth of 1408 columns), end early or have no columns."""
+    a, b = numbers(70, 256, dtype=E4M3), numbers(n, 256, dtype=E4M3)
+    scales = block_scales(a, b)
+    out = run(library, TAIL_BLOCK, poisoned(70, n), a, b, scales=scales)
+    check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
+
+
+@pytest.mark.parametrize("n", [352, 392])
+def test_pairs_of_tiles_with_tails(library, n):
+    """Pairs of blocks share tokens or weights; 392 columns are three tiles, of which one has no partner."""
+    a, b = numbers(200, 256, dtype=E4M3), numbers(n, 256, dtype=E4M3)
+    scales = block_scales(a, b)
+    for share_b in (False, True):
+        out = run(library, TAIL_BLOCK, poisoned(200, n), a, b, scales=scales, cluster=2, share_b=share_b)
+        check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
+
+
+def test_results_of_tiles_with_tails(library):
+    """Results of fp16, rows of a wider tensor, a bias and factors, which the copy of whole columns does not take."""
+    indptr = torch.tensor([0, 20, 20, 150], dtype=torch.int32)
+    a, b = numbers(150, 256, dtype=E4M3), numbers(3, 352, 256, dtype=E4M3)
+    scales, bias, factors = block_scales(a, b), numbers(352, dtype=BF16), torch.rand(3) + 0.5
+    for dtype in (torch.float16, BF16):
+        out = poisoned(150, 360, dtype=dtype)
+        options = {"groups": indptr, "grouping": PACKED, "bias": bias, "weight_factors": factors}
+        run(library, TAIL_BLOCK, out[:, :352], a, b, scales=scales, **options)
+        for group in (0, 2):
+            rows = slice(int(indptr[group]), int(indptr[group + 1]))
+            sums = dequantized(a[rows], scales[0][rows]) @ dequantized(b[group], scales[1][group]).mT
+            assert error(out[rows, :352], sums * factors[group] + bias.double()) < TOLERANCE
+        assert out[:, 352:].isnan().all()
 
 
 def test_factors_of_groups(library):
@@ -187,12 +223,13 @@ def test_masked_groups(library):
         assert bool((out[group, count:] == 7).all())
 
 
-def test_contiguous_groups(library):
+@pytest.mark.parametrize("kernel", [DENSE_BLOCK, TAIL_BLOCK])
+def test_contiguous_groups(library, kernel):
     """Blocks of 128 rows; one has no group."""
     rows = torch.tensor([2, -1, 0]).repeat_interleave(128)[:300].int()
     a, b = numbers(300, 128, dtype=E4M3), numbers(3, 136, 128, dtype=E4M3)
     scales, out = block_scales(a, b), torch.full((300, 136), 7.0).to(BF16)
-    run(library, DENSE_BLOCK, out, a, b, scales=scales, groups=rows, grouping=CONTIGUOUS)
+    run(library, kernel, out, a, b, scales=scales, groups=rows, grouping=CONTIGUOUS)
     a, b = dequantized(a, scales[0]), dequantized(b, scales[1])
     for group in (0, 2):
         check(out[rows == group], a[rows == group], b[group])
@@ -211,7 +248,7 @@ def test_packed_groups(library):
             check(out[rows], a[rows], b[weight])
 
 
-@pytest.mark.parametrize("kernel", [DENSE_BF16, DENSE_BLOCK, WIDE_BLOCK])
+@pytest.mark.parametrize("kernel", [DENSE_BF16, DENSE_BLOCK, WIDE_BLOCK, TAIL_BLOCK])
 @pytest.mark.parametrize("k, blocks", [(64, 1), (640, 3), (1280, 2)])
 def test_tiles_taken_from_a_counter(library, kernel, k, blocks):
     """Blocks take tiles of large, small and empty groups when they are free; results are those of fixed turns."""

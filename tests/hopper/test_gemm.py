@@ -33,6 +33,14 @@ def test_tiles_and_tails(kind, tile, m, n, k):
     check(kind, m, n, k, tile=tile)
 
 
+@pytest.mark.parametrize("n", [64, 136, 176, 1408, 2112])
+def test_tiles_of_176_weights(n):
+    """Check tails of columns that meet two blocks of weights, end early or are empty; other results than bf16."""
+    tile = [t.unit for t in tiles_of("fp8_block")].index("tile_128x176")
+    check("fp8_block", 300, n, 1152, tile=tile)
+    check("fp8_block", 130, n, 256, (2,), dtype=torch.float16, tile=tile, blocks=5)
+
+
 @pytest.mark.parametrize("kind, tile", TILES, ids=IDS)
 def test_many_tiles_of_few_blocks(kind, tile):
     """Check few blocks with many tiles each, so that rings and buffers wrap: two batches of 1024 x 1024 on 8 blocks."""

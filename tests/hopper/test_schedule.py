@@ -71,6 +71,11 @@ def test_tile_fills_the_last_wave(probe):
     assert 4096 * 2112 / (waves * 132 * block_m * block_n) > 0.75
 
 
+def test_2112_columns_are_12_tiles_of_176(probe):
+    """Check 2.9 waves of 128 x 176 tiles, which take less than 2.7 waves of 128 x 192: both are three."""
+    assert choose(probe, "fp8_block", 4096, 2112, 7168)[:4] == (0, 128, 176, 1)
+
+
 def test_contiguous_groups_do_not_straddle_tiles(probe):
     assert choose(probe, "fp8_block", 8 * 4096, 4096, 7168, 8, CONTIGUOUS)[1] <= 128
 

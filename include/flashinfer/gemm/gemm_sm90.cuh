@@ -10,6 +10,7 @@
 #include "../ptx/pdl.cuh"
 #include "../ptx/setmaxnreg.cuh"
 #include "../ptx/tma.cuh"
+#include "columns_sm90.h"
 #include "gated_sm90.cuh"
 #include "gather_sm90.cuh"
 #include "mainloop_sm90.cuh"
@@ -39,22 +40,37 @@ struct GemmTraits {
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int A_BYTES = BLOCK_M * SLAB_K_BYTES, B_BYTES = BLOCK_N * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = A_BYTES + B_BYTES, LOADED_BYTES = GATHERS ? B_BYTES : STAGE_BYTES;
+  using Columns = TileColumns<BLOCK_N>;
+  static constexpr int HEAD_BYTES = Columns::HEAD * SLAB_K_BYTES, TAIL_BYTES = Columns::TAIL * SLAB_K_BYTES;
   using Scales = StageScales<BLOCK_M, BLOCK_N, false>;
   static constexpr int SCALE_BYTES = IS_BLOCK ? Scales::BYTES : 0;  // per stage
   static constexpr int STAGING_BYTES = CONSUMERS * WARPGROUP / 32 * 2048;
   static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - STAGING_BYTES;
   static constexpr int STAGES = std::min(8, RING_BYTES / (STAGE_BYTES + SCALE_BYTES));
   static constexpr int SHARED_BYTES = 1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + STAGING_BYTES;
-  static_assert(GROUP_M % 64 == 0 && GROUP_N % 64 == 0 && STAGES >= 3, "tile shape");
+  static_assert(GROUP_M % 64 == 0 && (GROUP_N % 64 == 0 || Columns::HAS_TAIL) && STAGES >= 3, "tile shape");
+  static_assert(!Columns::HAS_TAIL || (PARTS > 0 && !GATHERS), "tiles that have a tail");
   static_assert(!IS_BLOCK || GROUP_N <= SCALE_BLOCK || WAVES == 1, "two waves share the scale of the weights");
   static_assert(!GATHERS || PARTS > 0, "tiles that gather");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+/// Load the weights of a stage to `b`.
+template <typename Traits>
+__device__ __forceinline__ void LoadWeights(const GemmParams& p, uint32_t b, uint32_t full, int k, const Tile& tile) {
+  using Columns = typename Traits::Columns;
+  ptx::LoadBox(b, &p.weights, full, k, Columns::Head(tile.n_tile), tile.weight_batch);
+  if constexpr (Columns::HAS_TAIL) {
+    const int tail = Columns::Tail(tile.n_tile, p.tiles.TilesAlongN());
+    ptx::LoadBox(b + Traits::HEAD_BYTES, &p.weight_tails, full, k, tail, tile.weight_batch);
+  }
+}
+
 template <typename Traits>
 __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring, uint32_t stages,
                                         TileSlots* slots) {
+  using Columns = typename Traits::Columns;
   const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0;
   const bool is_leader = threadIdx.x % 32 == 0;
   hopper::RingPosition<Traits::STAGES> at;
@@ -69,8 +85,8 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<
         for (hopper::RingPosition<Traits::STAGES> to; to.stage < early; ++to.stage) {
           tiles.BeginStage(ring, to, tile, to.stage, p.k_blocks);
           const uint32_t full = ring.BeginFill(to, Traits::STAGE_BYTES);
-          ptx::LoadBox(stages + to.stage * Traits::STAGE_BYTES + Traits::A_BYTES, &p.weights, full,
-                       to.stage * Traits::BLOCK_K, tile.n_tile * Traits::BLOCK_N, tile.weight_batch);
+          const uint32_t b = stages + to.stage * Traits::STAGE_BYTES + Traits::A_BYTES;
+          LoadWeights<Traits>(p, b, full, to.stage * Traits::BLOCK_K, tile);
         }
       }
       __syncwarp();
@@ -85,7 +101,7 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<
       if (!is_early) tiles.BeginStage(ring, at, tile, kb, p.k_blocks);
       const uint32_t full = is_early ? ring.Full(at.stage) : ring.BeginFill(at, Traits::LOADED_BYTES);
       const uint32_t a = stages + at.stage * Traits::STAGE_BYTES, b = a + Traits::A_BYTES;
-      const int k = kb * Traits::BLOCK_K, n = tile.n_tile * Traits::BLOCK_N;
+      const int k = kb * Traits::BLOCK_K, n = Columns::Head(tile.n_tile);
       if constexpr (Traits::GATHERS) {
         // ProduceRows copies the tokens
       } else if (p.share_tokens) {
@@ -97,14 +113,19 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<
       }
       if (is_early) continue;
       if (p.share_weights) {
-        constexpr int HALF = Traits::BLOCK_N / 2;
-        ptx::LoadBoxMulticast(b + rank * (Traits::B_BYTES / 2), &p.weights, full, k, n + rank * HALF, tile.weight_batch,
-                              3);
+        constexpr int HALF = Columns::HEAD / 2, HALF_TAIL = Columns::TAIL / 2;
+        ptx::LoadBoxMulticast(b + rank * (Traits::HEAD_BYTES / 2), &p.weights, full, k, n + rank * HALF,
+                              tile.weight_batch, 3);
+        if constexpr (Columns::HAS_TAIL) {
+          const int tail = Columns::Tail(tile.n_tile, p.tiles.TilesAlongN()) + rank * HALF_TAIL;
+          ptx::LoadBoxMulticast(b + Traits::HEAD_BYTES + rank * (Traits::TAIL_BYTES / 2), &p.weight_tails, full, k,
+                                tail, tile.weight_batch, 3);
+        }
       } else if (Traits::CAN_GATE && p.activation.is_active) {
         ptx::LoadBox(b, &p.weights, full, k, n / 2, tile.weight_batch);
         ptx::LoadBox(b + Traits::B_BYTES / 2, &p.weights, full, k, p.n + n / 2, tile.weight_batch);
       } else {
-        ptx::LoadBox(b, &p.weights, full, k, n, tile.weight_batch);
+        LoadWeights<Traits>(p, b, full, k, tile);
       }
     }
   }
@@ -163,6 +184,7 @@ __device__ __forceinline__ void ProduceRows(const GemmParams& p, const hopper::R
 template <typename Traits>
 __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring, uint32_t stages,
                                         const float* stage_scales, int group) {
+  using Columns = typename Traits::Columns;
   const int group_row = group * Traits::GROUP_M;
   const StageOperands from = {hopper::DescriptorKMajor(stages + group_row * SLAB_K_BYTES),
                               hopper::DescriptorKMajor(stages + Traits::A_BYTES), Traits::STAGE_BYTES};
@@ -172,15 +194,17 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
   hopper::RingPosition<Traits::STAGES> at;
   Tile tile;
   while (NextTile(stages - BARRIER_BYTES + TileSlots::OFFSET, ring, at, tile)) {
-    int row = tile.row + group_row, column = tile.n_tile * Traits::BLOCK_N;
+    int row = tile.row + group_row, column = Columns::Head(tile.n_tile);
     if (row >= tile.end_row) {
       SkipStages(ring, at, p.k_blocks, p.cluster);
       continue;
     }
     float acc[Traits::WAVES][Traits::GROUP_N / 2];
     if constexpr (Traits::PARTS > 0) {
-      PartScales<Traits::BLOCK_N, Traits::PARTS, Traits::Scales::FLOATS> scales(stage_scales + lane_row,
-                                                                                stage_scales + Traits::BLOCK_M, column);
+      constexpr int STAGE_FLOATS = Traits::Scales::FLOATS;
+      using Scales = std::conditional_t<Columns::HAS_TAIL, TailScales<Columns::TAIL, STAGE_FLOATS>,
+                                        PartScales<Traits::BLOCK_N, Traits::PARTS, STAGE_FLOATS>>;
+      Scales scales(stage_scales + lane_row, stage_scales + Traits::BLOCK_M, column);
       const int lane = threadIdx.x % 32, matrix_row = int(threadIdx.x) % WARPGROUP / 32 * 16 + lane % 16;
       const uint32_t rows =
           stages + group_row * SLAB_K_BYTES + hopper::Swizzle128(matrix_row * SLAB_K_BYTES + lane / 16 * 16);
@@ -188,7 +212,7 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
         SumScaledParts<Traits::TYPE, Traits::PARTS, Traits::BLOCK_N / Traits::PARTS, Traits::GATHERS>(
             acc, ring, at, from, rows, p.k_blocks, p.cluster, scales);
       });
-      row = tile.row + group_row, column = tile.n_tile * Traits::BLOCK_N;
+      row = tile.row + group_row, column = Columns::Head(tile.n_tile);
     } else if constexpr (Traits::IS_BLOCK) {
       RowScales<Traits::WAVES, Traits::GROUP_N, Traits::Scales::FLOATS> scales(stage_scales + lane_row,
                                                                                stage_scales + Traits::BLOCK_M, column);
@@ -204,7 +228,14 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
         continue;
       }
     }
-    if constexpr (Traits::PARTS > 0) {
+    if constexpr (Columns::HAS_TAIL) {
+      constexpr int HEAD = Columns::HEAD, TAIL = Columns::TAIL;
+      const float factor = scale * WeightFactor(p, tile);
+      StoreColumns<HEAD>(p, reinterpret_cast<float (&)[HEAD / 2]>(acc[0][0]), factor, staging, column, tile, row);
+      StoreColumns<TAIL>(p, reinterpret_cast<float (&)[TAIL / 2]>(acc[0][HEAD / 2]), factor, staging,
+                         Columns::Tail(tile.n_tile, p.tiles.TilesAlongN()), tile, row);
+      continue;
+    } else if constexpr (Traits::PARTS > 0) {
       if (AreWholeColumns<Traits::BLOCK_N>(p, column)) {
 #pragma unroll
         for (int w = 0; w < Traits::WAVES; ++w) {
@@ -243,6 +274,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
   if (threadIdx.x == 0) {
     if constexpr (!Traits::GATHERS) ptx::PrefetchTensorMap(&p.tokens);
     ptx::PrefetchTensorMap(&p.weights);
+    if constexpr (Traits::Columns::HAS_TAIL) ptx::PrefetchTensorMap(&p.weight_tails);
     ring.Init(CONSUMERS * WARPGROUP / 32 * p.cluster, 1 + 32 * Traits::FOLLOWERS);
   }
   if (p.cluster > 1) {
@@ -285,7 +317,7 @@ Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream str
     return cudaErrorInvalidValue;
   }
   GemmParams p{};
-  cudaError_t status = FillParams<T>(&p, problem, config, BLOCK_M, BLOCK_N);
+  cudaError_t status = FillParams<T>(&p, problem, config, BLOCK_M, BLOCK_N, Traits::Columns::TAIL);
   if (status != cudaSuccess) return status;
   p.weights_first = Traits::PARTS > 0 && config.enable_pdl && config.weights_first && config.cluster == 1 &&
                     problem.grouping == Grouping::kBatched && !problem.activation.is_active;

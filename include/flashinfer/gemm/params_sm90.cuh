@@ -63,9 +63,10 @@ struct GemmParams {
   int cluster;
   bool share_tokens, share_weights;  // each block of a cluster loads half of the operand and multicasts that half
   Element out;
-  bool weights_first;      // weights do not depend on the kernel before this one, which waited for those before it
-  bool read_weights_once;  // weights are loaded with the L2 policy evict-first
-  GatheredRows gathered;   // instead of `tokens`
+  bool weights_first;        // weights do not depend on the kernel before this one, which waited for those before it
+  bool read_weights_once;    // weights are loaded with the L2 policy evict-first
+  GatheredRows gathered;     // instead of `tokens`
+  CUtensorMap weight_tails;  // tails of tiles (columns_sm90.h)
 };
 
 /// Encode the tensor map of `batch` matrices of `rows` by `columns` elements, with boxes of `box_rows` by
@@ -81,17 +82,18 @@ inline cudaError_t EncodeMatrix(CUtensorMap* map, const void* data, int bytes, i
   return hopper::FindTensorMap(map, t);
 }
 
-/// Fill the parameters that both kernels share. `token_rows`, `weight_rows`: tokens and weights per tile.
+/// Fill the parameters that both kernels share. `token_rows`, `weight_rows`: tokens and weights per tile, of which
+/// `tail_rows` are in its tail.
 template <typename T>
-cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c, int token_rows, int weight_rows) {
+cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c, int token_rows, int weight_rows,
+                       int tail_rows = 0) {
   constexpr int BYTES = WgmmaTypeOf<T>::BYTES, BLOCK_K = SLAB_K_BYTES / BYTES;
   const bool one_token_batch = x.grouping == Grouping::kContiguous || x.grouping == Grouping::kPacked;
   const int64_t token_batch = one_token_batch ? 1 : x.batch;
   p->share_tokens = !c.swapped && c.cluster == 2 && !c.share_b;
   p->share_weights = !c.swapped && c.cluster == 2 && c.share_b;
   const bool is_gated = x.activation.is_active;  // a tile then has two boxes of weights
-  const int a_box = p->share_tokens ? token_rows / 2 : token_rows,
-            b_box = p->share_weights || is_gated ? weight_rows / 2 : weight_rows;
+  const int a_box = p->share_tokens ? token_rows / 2 : token_rows, b_parts = p->share_weights || is_gated ? 2 : 1;
   cudaError_t status = cudaSuccess;
   if (x.row_indices == nullptr) {
     status = EncodeMatrix(&p->tokens, x.a, BYTES, x.k, x.m, x.a_stride, token_batch, x.a_batch_stride, BLOCK_K, a_box);
@@ -102,7 +104,12 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
     p->gathered = {static_cast<const char*>(x.a), x.row_indices, uint32_t(x.row_divisor), uint32_t(chunks)};
   }
   if (status != cudaSuccess) return status;
-  status = EncodeMatrix(&p->weights, x.b, BYTES, x.k, x.n, x.b_stride, x.weights, x.b_batch_stride, BLOCK_K, b_box);
+  status = EncodeMatrix(&p->weights, x.b, BYTES, x.k, x.n, x.b_stride, x.weights, x.b_batch_stride, BLOCK_K,
+                        (weight_rows - tail_rows) / b_parts);
+  if (status == cudaSuccess && tail_rows > 0) {
+    status = EncodeMatrix(&p->weight_tails, x.b, BYTES, x.k, x.n, x.b_stride, x.weights, x.b_batch_stride, BLOCK_K,
+                          tail_rows / b_parts);
+  }
   if (status != cudaSuccess) return status;
   TileParams& t = p->tiles;
   t.groups = x.groups, t.group_count = int(x.batch), t.m = int(x.m);

@@ -4,16 +4,21 @@
 #pragma once
 #include "../hopper/ring.cuh"
 #include "../ptx/cp_async.cuh"
+#include "columns_sm90.h"
 #include "params_sm90.cuh"
 
 namespace flashinfer {
 namespace gemm {
 
 /// Scales of one stage in shared memory, in floats: one per token of the tile, then one per weight column (SINGLE: per
-/// weight, otherwise per 128 weights).
+/// weight, otherwise per 128 weights; one per head, then one per 16 weights of the tail).
 template <int TOKENS, int WEIGHTS, bool SINGLE>
 struct StageScales {
-  static constexpr int WEIGHT_SCALES = SINGLE ? WEIGHTS : (WEIGHTS + SCALE_BLOCK - 1) / SCALE_BLOCK;
+  using Columns = TileColumns<WEIGHTS>;
+  static constexpr bool HAS_TAIL = !SINGLE && Columns::HAS_TAIL;
+  static constexpr int WEIGHT_SCALES = SINGLE     ? WEIGHTS
+                                       : HAS_TAIL ? 1 + Columns::TAIL / Columns::SCALED
+                                                  : (WEIGHTS + SCALE_BLOCK - 1) / SCALE_BLOCK;
   static constexpr int FLOATS = (TOKENS + WEIGHT_SCALES + 3) / 4 * 4;
   static constexpr int BYTES = FLOATS * 4;
 };
@@ -35,6 +40,12 @@ class ScaleCopies {
     int row = tile.n_tile * WEIGHTS + (SINGLE ? lane : lane * SCALE_BLOCK);
     if (!SINGLE) weights_ += tile.n_tile * WEIGHTS % SCALE_BLOCK;  // counted from the start of the first block
     if (p.activation.is_active) row = tile.n_tile * (WEIGHTS / 2) + lane * p.n;  // a block of ups, one of gates
+    if constexpr (Layout::HAS_TAIL) {
+      using Columns = typename Layout::Columns;
+      row = lane == 0 ? Columns::Head(tile.n_tile)
+                      : Columns::Tail(tile.n_tile, p.tiles.TilesAlongN()) + (lane - 1) * Columns::SCALED;
+      weights_ = p.n - row;
+    }
     const int weight = row / p.weight_scale.rows;
     weight_ =
         p.weight_scale.data + tile.weight_batch * p.weight_scale.batch_stride + weight * p.weight_scale.row_stride;
@@ -64,15 +75,16 @@ class ScaleCopies {
       for (int i = lane; i < min(WEIGHTS, weights_); i += 32, weight += step) {
         ptx::CopyAsync4(to + 4 * (TOKENS + i), weight);
       }
-    } else if (lane < Layout::WEIGHT_SCALES && lane * SCALE_BLOCK < weights_) {
+    } else if (lane < Layout::WEIGHT_SCALES && (Layout::HAS_TAIL ? 0 : lane * SCALE_BLOCK) < weights_) {
       ptx::CopyAsync4(to + 4 * (TOKENS + lane), weight);
     }
   }
 
  private:
-  const float* token_;    // scale of this lane's first token at K block 0
-  const float* weight_;   // scale of this lane's first weight, or block of weights
-  int tokens_, weights_;  // rows to the end of the problem: from the first of the tile, or of its block of weights
+  const float* token_;   // scale of this lane's first token at K block 0
+  const float* weight_;  // scale of this lane's first weight, or block of weights
+  // Rows to the end of the problem: from the first of the tile, or of its block of weights; with a tail, from this lane's.
+  int tokens_, weights_;
 };
 
 /// Scales of a thread's accumulators with tokens on the M side: two token scales for each wave of 64 rows, times the
@@ -159,6 +171,42 @@ class PartScales {
   const bool is_offset_;  // columns begin in the middle of a block of weights
   float next_tokens_[2], next_weights_[BLOCKS];
   float now_[BLOCKS][2] = {};  // factors by block of weights and by row
+};
+
+/// Scales as PartScales of a tile that has a tail: one of the weights for the head, one for every 16 columns of the tail.
+template <int TAIL, int STAGE_FLOATS>
+class TailScales {
+ public:
+  __device__ __forceinline__ TailScales(const float* tokens, const float* weights, int)
+      : tokens_(tokens), weights_(weights) {}
+
+  __device__ __forceinline__ void Take(int stage) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) next_tokens_[i] = tokens_[stage * STAGE_FLOATS + 8 * i];
+    next_weights_ = *reinterpret_cast<const float4*>(weights_ + stage * STAGE_FLOATS);
+  }
+  __device__ __forceinline__ void Use() {
+    const float weights[] = {next_weights_.x, next_weights_.y, next_weights_.z, next_weights_.w};
+#pragma unroll
+    for (int i = 0; i < 2 * SCALES; ++i) now_[i / 2][i % 2] = next_tokens_[i % 2] * weights[i / 2];
+  }
+  template <int WAVES, int WAVE, int COUNT>
+  __device__ __forceinline__ void Add(float (&acc)[WAVES][WAVE], const float (&x)[COUNT], int part) const {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int at = part * COUNT + i, tail = at - SCALE_BLOCK / 2;  // 8 registers are 16 columns
+      const float factor = now_[tail < 0 ? 0 : 1 + tail / 8][i % 4 / 2];
+      acc[at / WAVE][at % WAVE] = fmaf(x[i], factor, acc[at / WAVE][at % WAVE]);
+    }
+  }
+
+ private:
+  static constexpr int SCALES = 1 + TAIL / 16;
+  static_assert(TAIL % 16 == 0 && SCALES <= 4 && STAGE_FLOATS % 4 == 0, "scales of the weights in 16 bytes");
+  const float *tokens_, *weights_;
+  float next_tokens_[2];
+  float4 next_weights_;
+  float now_[SCALES][2] = {};  // factors by scale of the weights and by row
 };
 
 /// Scales of a thread's accumulators with weights on the M side: two rows of weights, and two tokens of every eight.

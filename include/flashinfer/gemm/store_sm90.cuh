@@ -56,14 +56,16 @@ __device__ __forceinline__ T* RowOf(const GemmParams& p, const Tile& tile, int r
   return static_cast<T*>(p.d) + tile.token_batch * p.d_batch_stride + row * p.d_stride;
 }
 
-/// Store the 16 rows of a warp, by 64 columns, from registers to (row, column). `words` are the pairs of the wgmma
-/// fragment: words[2 j + h] has columns 8 j + 2 (lane % 4) of row lane / 4 + 8 h. `staging`: the warp's 2 KB.
-__device__ __forceinline__ void StoreSlab(const GemmParams& p, const uint32_t (&words)[16], uint32_t staging,
+/// Store the 16 rows of a warp, by WIDTH columns (16 to 64), from registers to (row, column). `words` are the pairs of the
+/// wgmma fragment: words[2 j + h] has columns 8 j + 2 (lane % 4) of row lane / 4 + 8 h. `staging`: the warp's 2 KB.
+template <int WIDTH>
+__device__ __forceinline__ void StoreSlab(const GemmParams& p, const uint32_t (&words)[WIDTH / 4], uint32_t staging,
                                           const Tile& tile, int row, int column) {
+  static_assert(WIDTH % 16 == 0 && WIDTH <= 64, "pairs of matrices");
   const int lane = threadIdx.x % 32;
   const int matrix_row = lane % 8 + (lane & 8), matrix_chunk = lane / 16;
 #pragma unroll
-  for (int j = 0; j < 8; j += 2) {
+  for (int j = 0; j < WIDTH / 8; j += 2) {
     const uint32_t at = hopper::Swizzle128(matrix_row * hopper::SLAB_ROW_BYTES + (j + matrix_chunk) * 16);
     ptx::StoreMatrix4(staging + at, words[2 * j], words[2 * j + 1], words[2 * j + 2], words[2 * j + 3]);
   }
@@ -81,18 +83,21 @@ __device__ __forceinline__ void StoreSlab(const GemmParams& p, const uint32_t (&
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int r = row + 4 * i + lane / 8;
-    if (r < tile.end_row) StoreWords(p, RowOf<uint16_t>(p, tile, r), column + 8 * chunk, lines[i]);
+    if (r < tile.end_row && chunk < WIDTH / 8) {
+      StoreWords(p, RowOf<uint16_t>(p, tile, r), column + 8 * chunk, lines[i]);
+    }
   }
 }
 
-/// Round the 16 rows of a warp, by 64 columns, and store them at (row, column). `d`: a wgmma fragment.
+/// Round the 16 rows of a warp, by WIDTH columns, and store them at (row, column). `d`: a wgmma fragment.
+template <int WIDTH = 64>
 __device__ __forceinline__ void StoreRounded(const GemmParams& p, const float* d, uint32_t staging, const Tile& tile,
                                              int row, int column) {
   const bool is_half = p.out == Element::kFloat16;
-  uint32_t words[16];
+  uint32_t words[WIDTH / 4];
 #pragma unroll
-  for (int i = 0; i < 16; ++i) words[i] = PackPair(d[2 * i], d[2 * i + 1], is_half);
-  StoreSlab(p, words, staging, tile, row, column);
+  for (int i = 0; i < WIDTH / 4; ++i) words[i] = PackPair(d[2 * i], d[2 * i + 1], is_half);
+  StoreSlab<WIDTH>(p, words, staging, tile, row, column);
 }
 
 /// Store 64 rows of tokens by COLUMNS from (row, column): accumulators with tokens on the M side.
@@ -129,6 +134,9 @@ __device__ __forceinline__ void StoreRows(const GemmParams& p, float (&d)[COLUMN
   for (int slab = 0; slab < COLUMNS / 64; ++slab) {
     StoreRounded(p, d + 32 * slab, staging, tile, warp_row, column + 64 * slab);
   }
+  if constexpr (constexpr int WHOLE = COLUMNS / 64 * 64; WHOLE < COLUMNS) {
+    StoreRounded<COLUMNS - WHOLE>(p, d + WHOLE / 2, staging, tile, warp_row, column + WHOLE);
+  }
 }
 
 /// Return true if results of COLUMNS columns from `column` are plain bf16, without bias or factor, inside the matrix:
@@ -148,12 +156,15 @@ __device__ __forceinline__ void StoreWholeColumns(const GemmParams& p, const flo
   const uint32_t from = staging + hopper::Swizzle128(lane / 8 * hopper::SLAB_ROW_BYTES + lane % 8 * 16);
   uint16_t* const line = RowOf<uint16_t>(p, tile, first) + column + 8 * (lane % 8);
 #pragma unroll
-  for (int slab = 0; slab < COLUMNS / 64; ++slab) {
+  for (int slab = 0; slab < (COLUMNS + 63) / 64; ++slab) {
+    const int width = COLUMNS - 64 * slab;  // that of the last slab may be less than 64
     uint32_t words[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) words[i] = PackPair(d[32 * slab + 2 * i], d[32 * slab + 2 * i + 1], false);
+    for (int i = 0; i < 16 && 4 * i < width; ++i) {
+      words[i] = PackPair(d[32 * slab + 2 * i], d[32 * slab + 2 * i + 1], false);
+    }
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < 4 && 16 * j < width; ++j) {
       ptx::StoreMatrix4(to ^ (32 * j), words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3]);
     }
     __syncwarp();
@@ -163,8 +174,21 @@ __device__ __forceinline__ void StoreWholeColumns(const GemmParams& p, const flo
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (first + 4 * i < tile.end_row) *reinterpret_cast<float4*>(line + 4 * i * p.d_stride + 64 * slab) = x[i];
+      if (first + 4 * i < tile.end_row && lane % 8 * 8 < width) {
+        *reinterpret_cast<float4*>(line + 4 * i * p.d_stride + 64 * slab) = x[i];
+      }
     }
+  }
+}
+
+/// Store 64 rows of tokens by COLUMNS from (row, column), with StoreWholeColumns() where that is possible.
+template <int COLUMNS>
+__device__ __forceinline__ void StoreColumns(const GemmParams& p, float (&d)[COLUMNS / 2], float scale,
+                                             uint32_t staging, int column, const Tile& tile, int row) {
+  if (AreWholeColumns<COLUMNS>(p, column)) {
+    StoreWholeColumns<COLUMNS>(p, d, staging, column, tile, row);
+  } else if (column < p.n) {
+    StoreRows<COLUMNS>(p, d, scale, staging, column, tile, row);
   }
 }
 

@@ -23,6 +23,7 @@ struct TileParams {
 
   FLASHINFER_HD bool IsCounted() const { return grouping == Grouping::kMasked || grouping == Grouping::kPacked; }
   FLASHINFER_HD int Total() const { return batch * m_tiles * n_tiles; }  // requires !IsCounted()
+  FLASHINFER_HD int TilesAlongN() const { return pair_n ? 2 * n_tiles : n_tiles; }
 };
 
 /// Position of one tile in the operands.
