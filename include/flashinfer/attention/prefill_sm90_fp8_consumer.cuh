@@ -150,15 +150,15 @@ struct Fp8MainLoop {
     ReleaseKeys(count + 1);
     const bool grown = rows.template BeginWeigh<MASKED>(s, key);
     rows.template Exponentiate<0, EARLY_KEYS>(s);
-    // The branch also keeps ptxas from waiting for the products of values before these exponentials.
+    // Sums of weights are not negative. A branch that needs them, and that has a loop, keeps ptxas from waiting for the
+    // products of values before these exponentials; all warps of the warpgroup must wait for products in one place.
+    if (!(rows.d[0] + rows.d[1] >= 0.f)) WaitValues(count);
+    ptx::WgmmaWait<0>();
+    ptx::WgmmaPin(o);
     if (grown) {
-      ptx::WgmmaWait<0>();
-      ptx::WgmmaPin(o);
 #pragma unroll
       for (int i = 0; i < Tr::D_VO / 2; ++i) o[i] *= rows.scale[i / 2 % 2];
     }
-    ptx::WgmmaWait<0>();
-    ptx::WgmmaPin(o);
     ReleaseValues(count);
     ++count;
     FindNext();
