@@ -126,7 +126,7 @@ SortedPairs SortAndCopy(const Tensors& x, const LayerSizes& s, char* buffer, con
     Refuse("tokens times top_k must be below 2^31, got " + std::to_string(s.pairs()));
   const auto ints = [&](int64_t offset) { return reinterpret_cast<int32_t*>(buffer + offset); };
   flashinfer::MoeSortParams p{};
-  p.experts = x.experts.data_ptr<int32_t>();
+  p.experts = x.experts.value().data_ptr<int32_t>();
   p.pairs = int32_t(s.pairs());
   p.first_expert = int32_t(first_expert), p.num_experts = int32_t(s.num_experts);
   p.align = 1;
@@ -240,8 +240,42 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
     products.weights_per_tile[i] = CheckedTile(product.value()(i + 1).cast<int64_t>());
   }
 #else
-  if (EnqueueMono(x, s, scales, buffer, w, activation, first_expert, adds_bias2, pdl)) return;
+  void* const hidden_values = buffer + MonoHiddenOffset(s, w);
+  if (EnqueueMono(x, s, scales, hidden_values, activation, first_expert, adds_bias2, pdl)) return;
   const GroupedProduct products{x, s, scales, product, use_sm90, pdl};
 #endif
   RunStages(x, s, buffer, w, activation, first_expert, adds_bias2, use_sm90, pdl, products);
 }
+
+#if !defined(FLASHINFER_CPU)
+/// Route tokens by their logits and compute a layer of e4m3 blocks with Swiglu, in one kernel. Returns false, with nothing
+/// enqueued, for a layer that takes several; `workspace` is not used if it is too small.
+bool mono_moe(TensorView output, TensorView input, TensorView logits, TensorView fc1, TensorView fc2, TensorView scale1,
+              TensorView scale2, Optional<TensorView> workspace, int64_t top_k, bool is_sigmoid, bool is_normalized) {
+  const Format format = Format::kFp8Block;
+  const ActivationParams activation{ActivationType::kSwiglu};
+  const Optional<TensorView> none;
+  const Tensors x{output, input, none, none, fc1, fc2, none, none, scale1, scale2};
+  CheckDtypes(x, format);
+  const LayerSizes s = SizesOf(x, format, activation.type, top_k);
+  const char* const name = "router_logits";
+  Expect("mono_moe", name, logits).same_device(input, "activations_in").dtype({dl_bfloat16}).rank(2);
+  Expect("mono_moe", name, logits).dim(0, s.tokens, "tokens of activations_in").dim(1, s.num_experts, "experts");
+  Expect("mono_moe", name, logits).last_dim_contiguous();
+  if (!TakesRouting(s) || !TakesMono(s, input.stride(0))) return false;
+  const int64_t n = s.num_experts;
+  const void* scales[] = {
+      WeightScales("the scale of fc1_expert_weights", scale1, input, format, n, s.fc1_rows(), s.hidden),
+      WeightScales("the scale of fc2_expert_weights", scale2, input, format, n, s.hidden, s.intermediate)};
+  if (s.tokens == 0 || s.hidden == 0) return true;
+  const int64_t bytes = s.pairs() * s.intermediate * 2;
+  Tensor owner;
+  void* const hidden_values =
+      Buffer(workspace.has_value() && workspace.value().numel() >= bytes ? workspace : none, input, bytes, &owner);
+  const MonoRouting routing{logits.data_ptr(), logits.stride(0),
+                            is_sigmoid ? flashinfer::MoeScore::kSigmoid : flashinfer::MoeScore::kSoftmax,
+                            is_normalized ? flashinfer::MoeWeight::kNormalized : flashinfer::MoeWeight::kScore};
+  DeviceGuard guard(input.device());
+  return EnqueueMono(x, s, scales, hidden_values, activation, 0, true, false, routing);
+}
+#endif

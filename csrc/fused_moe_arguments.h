@@ -33,7 +33,8 @@ inline Element ElementOf(const TensorView& x) {
 
 /// Tensors of a call, in the order of the exported function.
 struct Tensors {
-  TensorView output, input, experts;
+  TensorView output, input;
+  Optional<TensorView> experts;  // none if the layer routes its tokens
   Optional<TensorView> token_scales;
   TensorView fc1, fc2;
   Optional<TensorView> bias1, bias2;
@@ -79,22 +80,27 @@ inline void CheckDtypes(const Tensors& x, Format format) {
   Expect(OP, "fc2_expert_weights", x.fc2).same_device(x.input, in).dtype({weight}).rank(3).contiguous();
 }
 
-/// Validate shapes of tokens and weights, and return the sizes of the layer.
-inline LayerSizes SizesOf(const Tensors& x, Format format, ActivationType activation) {
-  LayerSizes s{};
-  Expect(OP, "input", x.input).rank(2).last_dim_contiguous();
-  Expect(OP, "token_selected_experts", x.experts).same_device(x.input, "input").dtype({dl_int32}).rank(2).contiguous();
-  s.format = format, s.is_gated = IsGated(activation);
-  const int codes = IsPacked(format) ? 2 : 1;  // weights per element
-  s.tokens = x.input.size(0), s.top_k = x.experts.size(1), s.num_experts = x.fc1.size(0);
-  s.hidden = x.fc2.size(1), s.intermediate = x.fc2.size(2) * codes;
-  Expect(OP, "token_selected_experts", x.experts).dim(0, s.tokens, "one row for each token of input");
+/// Validate experts and scales of tokens, and return top_k.
+inline int64_t TopKOf(const Tensors& x) {
+  const char* name = "token_selected_experts";
+  const TensorView& experts = x.experts.value();
+  Expect(OP, name, experts).same_device(x.input, "input").dtype({dl_int32}).rank(2).contiguous();
+  Expect(OP, name, experts).dim(0, x.input.size(0), "one row for each token of input");
   if (x.token_scales.has_value()) {
     Expect(OP, "token_final_scales", x.token_scales.value()).same_device(x.input, "input").dtype({dl_float32});
-    Expect(OP, "token_final_scales", x.token_scales.value())
-        .same_shape(x.experts, "token_selected_experts")
-        .contiguous();
+    Expect(OP, "token_final_scales", x.token_scales.value()).same_shape(experts, name).contiguous();
   }
+  return experts.size(1);
+}
+
+/// Validate shapes of tokens and weights, and return the sizes of the layer. `top_k` counts if there are no experts.
+inline LayerSizes SizesOf(const Tensors& x, Format format, ActivationType activation, int64_t top_k = 0) {
+  LayerSizes s{};
+  Expect(OP, "input", x.input).rank(2).last_dim_contiguous();
+  s.format = format, s.is_gated = IsGated(activation);
+  const int codes = IsPacked(format) ? 2 : 1;  // weights per element
+  s.tokens = x.input.size(0), s.top_k = x.experts.has_value() ? TopKOf(x) : top_k, s.num_experts = x.fc1.size(0);
+  s.hidden = x.fc2.size(1), s.intermediate = x.fc2.size(2) * codes;
   if (s.top_k < 1 || s.num_experts < 1 || s.num_experts > flashinfer::MOE_SORT_MAX_EXPERTS) {
     Refuse("top_k must be at least 1 and local experts from 1 to 1024, got " + std::to_string(s.top_k) + " and " +
            std::to_string(s.num_experts));

@@ -8,15 +8,16 @@
 
 namespace moe_arguments {
 
-/// Enqueue a layer as one kernel. Returns false, with nothing enqueued, if its stages must run one by one.
-inline bool EnqueueMono(const Tensors& x, const LayerSizes& s, const void* const* scales, char* buffer,
-                        const Workspace& w, const ActivationParams& activation, int64_t first_expert, bool adds_bias2,
-                        bool enable_pdl) {
+/// Enqueue a layer as one kernel, which routes the tokens if there are logits. Returns false, with nothing enqueued, if its
+/// stages must run one by one.
+inline bool EnqueueMono(const Tensors& x, const LayerSizes& s, const void* const* scales, void* hidden_values,
+                        const ActivationParams& activation, int64_t first_expert, bool adds_bias2, bool enable_pdl,
+                        const MonoRouting& routing = {}) {
   if (!TakesMono(s, x.input.stride(0))) return false;
   MonoParams p{};
   p.input = x.input.data_ptr(), p.input_stride = x.input.stride(0), p.element = ElementOf(x.input);
   p.output = x.output.data_ptr(), p.output_stride = x.output.stride(0), p.output_element = ElementOf(x.output);
-  p.experts = x.experts.data_ptr<int32_t>();
+  p.experts = x.experts.has_value() ? x.experts.value().data_ptr<int32_t>() : nullptr;
   p.scales = x.token_scales.has_value() ? x.token_scales.value().data_ptr<float>() : nullptr;
   p.tokens = int32_t(s.tokens), p.top_k = int32_t(s.top_k);
   p.first_expert = int32_t(first_expert), p.num_experts = int32_t(s.num_experts);
@@ -26,8 +27,8 @@ inline bool EnqueueMono(const Tensors& x, const LayerSizes& s, const void* const
   p.bias2 = Bias("fc2_expert_biases", x.bias2, x, s.num_experts, s.hidden);
   if (!adds_bias2) p.bias2 = nullptr;
   p.activation = activation;
-  p.hidden_values = buffer + MonoHiddenOffset(s, w);
-  p.enable_pdl = enable_pdl;
+  p.hidden_values = hidden_values;
+  p.enable_pdl = enable_pdl, p.routing = routing;
   const auto enqueue = s.format == Format::kPlain      ? MonoPlain
                        : s.format == Format::kFp8Block ? MonoFp8Block
                                                        : MonoMxfp4;

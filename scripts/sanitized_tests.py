@@ -104,7 +104,10 @@ FAMILIES: dict[str, list[Pick]] = {
         Pick("fused_moe/test_cutlass_fused_moe_quantized.py", "test_int4_with_fp8_activations", 1),
         Pick("fused_moe/test_cutlass_fused_moe_quantized.py", "test_mxfp4_with_fp8_activations", 1),
     ],
-    "mono_moe": [Pick("fused_moe/test_monomoe.py", "test_matches_reference test_other_numbers_of_tokens")],
+    "mono_moe": [
+        Pick("fused_moe/test_monomoe.py", "test_matches_reference test_other_numbers_of_tokens"),
+        Pick("fused_moe/test_monomoe_routed.py", "test_limits"),
+    ],
     "moe_routing": [Pick("fused_moe/test_moe_routing.py", "test_methods test_deepseek test_hash_topk test_ties", 3)],
     "moe_permute": [
         Pick("fused_moe/test_moe_permute.py", "test_copies test_one_factor test_scales_of_128_columns test_sums"),

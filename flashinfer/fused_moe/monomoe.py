@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole layer of experts for few tokens: from router logits to the output, with e4m3 weights in 128 x 128 blocks.
 
-The published kernel of this name is one launch for one shape. Here the call is composed of :func:`route_tokens` and
-:func:`cutlass_fused_moe`, at any size and for any number of tokens.
+The published kernel of this name is one launch for one shape. Here up to 8 tokens are one launch at any size on SM90;
+other calls are composed of :func:`route_tokens` and :func:`cutlass_fused_moe`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,33 @@ from typing import Any, Optional, Union
 
 import torch
 
+from .._runtime.allocation import new_empty
+from .._runtime.dispatch import NativeFunction
 from .._runtime.errors import ArgumentError
+from .._runtime.shortcut import capability_of
+from .._runtime.torch_ops import called, register_custom_op
 from ..api_logging import flashinfer_api
+from ..jit.fused_moe.cutlass import get_fused_moe_module
 from ..tllm_enums import RoutingMethodType
 from ..trace.templates.monomoe import mono_moe_trace
 from .cutlass import cutlass_fused_moe
+from .cutlass_checks import refuse_output
 from .cutlass_workspace import cutlass_fused_moe_workspace_size
 from .routing import route_tokens
 
 __all__ = ["alloc_scratchpad", "get_scratchpad_size_bytes", "has_monomoe", "interleave_for_tma_wgmma_up", "mono_moe"]
 
+# By (is_sigmoid, renormalize).
 _METHODS = {
-    ("softmax", True): RoutingMethodType.RenormalizeNaive,
-    ("softmax", False): RoutingMethodType.Default,
-    ("sigmoid", True): RoutingMethodType.SigmoidRenorm,
-    ("sigmoid", False): RoutingMethodType.Sigmoid,
+    (False, True): RoutingMethodType.RenormalizeNaive,
+    (False, False): RoutingMethodType.Default,
+    (True, True): RoutingMethodType.SigmoidRenorm,
+    (True, False): RoutingMethodType.Sigmoid,
 }
 _SLAB = 128  # rows that the interleaved order permutes
+_MOST_SLOTS = 32  # MOE_ROUTE_MAX_TOP_K of moe_routing.h
+
+_native_mono_moe = NativeFunction(get_fused_moe_module, "mono_moe")  # CUDA only
 
 
 @functools.cache
@@ -102,7 +112,61 @@ def _up_gate(weights: torch.Tensor, scales: torch.Tensor, is_interleaved: bool) 
     return kept[0], kept[1]
 
 
-def _check(x: torch.Tensor, logits: torch.Tensor, up: torch.Tensor, up_scale: torch.Tensor, down: torch.Tensor) -> None:
+@register_custom_op("flashinfer::mono_moe", mutates_args=("out", "scratchpad"))
+@called("mono_moe")
+def _mono_moe(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    up_scales: torch.Tensor,
+    down_scales: torch.Tensor,
+    scratchpad: Optional[torch.Tensor],
+    top_k: int,
+    is_sigmoid: bool,
+    renormalize: bool,
+) -> None:
+    """Compute a layer with rows [up ; gate], in one kernel where the native function takes it."""
+    if not x.is_contiguous():
+        x = x.contiguous()
+    if capability_of[x.get_device()] == 90 and _native_mono_moe[True](
+        *(out, x, logits, up, down, up_scales, down_scales, scratchpad, top_k, is_sigmoid, renormalize)
+    ):
+        return
+    weights, experts = route_tokens(logits, top_k, _METHODS[is_sigmoid, renormalize])
+    if scratchpad is not None and not _has_room(scratchpad, x, down, top_k):
+        scratchpad = None
+    cutlass_fused_moe(
+        x,
+        experts,
+        weights,
+        up,
+        down,
+        torch.bfloat16,
+        [up_scales, down_scales],
+        output=out,
+        use_deepseek_fp8_block_scale=True,
+        workspace_buffer=scratchpad,
+    )
+
+
+def _has_room(scratchpad: torch.Tensor, x: torch.Tensor, down: torch.Tensor, top_k: int) -> bool:
+    """Tell whether a scratchpad is large enough for all stages of ``cutlass_fused_moe``."""
+    if x.shape[0] == 0:
+        return False
+    return scratchpad.numel() >= cutlass_fused_moe_workspace_size(
+        *(*x.shape, down.shape[2], down.shape[0], top_k),
+        x_dtype=torch.bfloat16,
+        weight_dtype=down.dtype,
+        use_deepseek_fp8_block_scale=True,
+        device=x.device,
+    )
+
+
+def _check(
+    x: torch.Tensor, logits: torch.Tensor, up: torch.Tensor, up_scale: torch.Tensor, down: torch.Tensor, top_k: int
+) -> None:
     op = "mono_moe"
     for name, tensor, dtype, rank in (
         ("activations_in", x, torch.bfloat16, 2),
@@ -124,6 +188,8 @@ def _check(x: torch.Tensor, logits: torch.Tensor, up: torch.Tensor, up_scale: to
             f"expert_weights_up and expert_weights_down, got {tuple(x.shape)}, {tuple(logits.shape)}, "
             f"{tuple(up.shape)} and {tuple(down.shape)}"
         )
+    if not 1 <= top_k <= min(experts, _MOST_SLOTS):
+        raise ArgumentError(f"{op}: top_k must be from 1 to {min(experts, _MOST_SLOTS)}, got {top_k}")
     blocks = (experts, rows // _SLAB, -(-hidden // _SLAB))
     if up_scale.shape != blocks:
         raise ArgumentError(f"{op}: expert_scales_up must be {blocks}, got {tuple(up_scale.shape)}")
@@ -147,7 +213,7 @@ def mono_moe(
     r"""Route few tokens and compute their experts: ``sum over the top_k experts of w * down(silu(gate x) * up x)``.
 
     The first call on a weight copies it with its halves swapped and keeps the copy on the tensor: the layer takes
-    [up ; gate]. On CUDA the call needs SM90.
+    [up ; gate]. On CUDA the call needs SM90, where up to 8 tokens are one kernel.
 
     Parameters
     ----------
@@ -188,35 +254,30 @@ def mono_moe(
     >>> flashinfer.fused_moe.mono_moe(x, logits, up, scales[0], down, scales[1], top_k=2).shape
     torch.Size([2, 128])
     """
-    method = _METHODS.get((scoring_func, bool(renormalize)))
-    if method is None:
+    if scoring_func not in ("softmax", "sigmoid"):
         raise ArgumentError(f"mono_moe: scoring_func must be 'softmax' or 'sigmoid', got {scoring_func!r}")
-    _check(activations_in, router_logits, expert_weights_up, expert_scales_up, expert_weights_down)
+    _check(activations_in, router_logits, expert_weights_up, expert_scales_up, expert_weights_down, top_k)
     if scratchpad is not None and (scratchpad.dtype != torch.uint8 or scratchpad.dim() != 1):
         raise ArgumentError(
             f"mono_moe: scratchpad must be torch.uint8 with 1 dimension, got {scratchpad.dtype} with {scratchpad.dim()}"
         )
-    weights, experts = route_tokens(router_logits, top_k, method)
-    up, up_scales = _up_gate(expert_weights_up, expert_scales_up, not interleave_up)
     tokens, hidden = activations_in.shape
-    if scratchpad is not None and tokens:
-        needed = cutlass_fused_moe_workspace_size(
-            *(tokens, hidden, expert_weights_down.shape[2], up.shape[0], top_k),
-            x_dtype=torch.bfloat16,
-            weight_dtype=up.dtype,
-            use_deepseek_fp8_block_scale=True,
-            device=activations_in.device,
-        )
-        scratchpad = scratchpad if scratchpad.numel() >= needed else None
-    return cutlass_fused_moe(
+    if out is None:
+        out = new_empty(activations_in, torch.bfloat16, tokens, hidden)
+    elif out.shape != activations_in.shape or out.dtype is not torch.bfloat16 or out.device != activations_in.device:
+        refuse_output(out, (tokens, hidden), torch.bfloat16, activations_in.device)
+    up, up_scales = _up_gate(expert_weights_up, expert_scales_up, not interleave_up)
+    _mono_moe(
+        out,
         activations_in,
-        experts,
-        weights,
+        router_logits,
         up,
         expert_weights_down,
-        torch.bfloat16,
-        [up_scales, expert_scales_down],
-        output=out,
-        use_deepseek_fp8_block_scale=True,
-        workspace_buffer=scratchpad if tokens else None,
-    )[0]
+        up_scales,
+        expert_scales_down,
+        scratchpad,
+        top_k,
+        scoring_func == "sigmoid",
+        bool(renormalize),
+    )
+    return out

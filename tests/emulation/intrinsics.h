@@ -178,6 +178,12 @@ T atomicMax(T* p, U x) {
   return before;
 }
 template <typename T, typename U>
+T atomicOr(T* p, U x) {
+  const T before = *p;
+  *p = T(before | x);
+  return before;
+}
+template <typename T, typename U>
 T atomicExch(T* p, U x) {
   const T before = *p;
   *p = T(x);

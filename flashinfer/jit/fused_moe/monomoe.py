@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published names for the module of ``mono_moe``, which is composed of other ops."""
+"""Published names for the module of ``mono_moe``, which is that of ``cutlass_fused_moe``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["gen_monomoe_module", "load_monomoe_module"]
 
 
 def gen_monomoe_module() -> JitSpec:
-    """Describe the module of ``cutlass_fused_moe``, which ``mono_moe`` calls."""
+    """Describe the module of ``cutlass_fused_moe``, which has the kernels of ``mono_moe``."""
     return gen_fused_moe_module("cuda")
 
 

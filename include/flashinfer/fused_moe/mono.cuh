@@ -15,6 +15,7 @@
 #include "../vec_dtypes.cuh"
 #include "activate.cuh"
 #include "mono_pairs.cuh"
+#include "mono_route.cuh"
 #include "mono_weights.cuh"
 
 namespace flashinfer {
@@ -170,7 +171,9 @@ class Block : public BaseBlock<Weights, TILES * 8> {
   __device__ __forceinline__ Block(const MonoParams& p, Memory<Weights, TILES>& memory)
       : Base(p, memory), memory_(memory) {}
 
-  __device__ __forceinline__ void Run(int32_t& barrier) {
+  /// Compute the share; `meanwhile` is called when the first weights have been requested.
+  template <typename F>
+  __device__ __forceinline__ void Run(int32_t& barrier, const F& meanwhile) {
     const int warp = int(threadIdx.x) / 32;
     Walk<WARPS> ahead(work_, warp, 1);
     ahead.SkipEmpty(work_);
@@ -178,6 +181,7 @@ class Block : public BaseBlock<Weights, TILES * 8> {
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; ++i) this->Request(ahead, i);
     this->FindConstants(memory_.constants);
+    meanwhile();
     int tiles = 0;
     for (Walk<WARPS> at(work_, warp, 1); at.product == 1 && !at.IsDone(); at.NextTile(work_), ++tiles) {
       Tile<1>(at, ahead, slot, memory_.partial[tiles % 2]);
@@ -299,14 +303,21 @@ class Block : public BaseBlock<Weights, TILES * 8> {
   Memory<Weights, TILES>& memory_;
 };
 
-template <typename Weights, int TILES>
+template <typename Weights, int TILES, bool ROUTES>
 __global__ void __launch_bounds__(Weights::WARPS * 32, 1) MonoKernel(const __grid_constant__ MonoParams p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& memory = *reinterpret_cast<Memory<Weights, TILES>*>(shared_memory);
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
-  FindChoices(p, memory.choices);
-  Block<Weights, TILES>(p, memory).Run(grid_barrier);
+  if constexpr (ROUTES) {
+    static_assert(TILES * 8 <= Weights::WARPS, "a token has a warp");
+    static_assert(sizeof(memory.ring) >= TILES * 8 * sizeof(RouteKeys));
+    const Routed routed = RouteTokens(p, memory.choices, reinterpret_cast<RouteKeys*>(memory.ring));
+    Block<Weights, TILES>(p, memory).Run(grid_barrier, [&] { WriteFactors(p, routed); });
+  } else {
+    FindChoices(p, memory.choices);
+    Block<Weights, TILES>(p, memory).Run(grid_barrier, [] {});
+  }
 }
 
 /// Enqueue KERNEL, of so many threads and bytes of shared memory per block.
@@ -330,9 +341,16 @@ template <typename Weights>
 Status LaunchMono(const MonoParams& p, Stream stream) {
   constexpr int THREADS = Weights::WARPS * 32;
   if (p.tokens > 8) {
-    return mono::Launch<mono::MonoKernel<Weights, 2>, THREADS, sizeof(mono::Memory<Weights, 2>)>(p, stream);
+    return mono::Launch<mono::MonoKernel<Weights, 2, false>, THREADS, sizeof(mono::Memory<Weights, 2>)>(p, stream);
   }
-  return mono::Launch<mono::MonoKernel<Weights, 1>, THREADS, sizeof(mono::Memory<Weights, 1>)>(p, stream);
+  return mono::Launch<mono::MonoKernel<Weights, 1, false>, THREADS, sizeof(mono::Memory<Weights, 1>)>(p, stream);
+}
+
+/// The same for up to 8 tokens, which the kernel routes.
+template <typename Weights>
+Status LaunchMonoRouted(const MonoParams& p, Stream stream) {
+  constexpr int BYTES = sizeof(mono::Memory<Weights, 1>);
+  return mono::Launch<mono::MonoKernel<Weights, 1, true>, Weights::WARPS * 32, BYTES>(p, stream);
 }
 
 }  // namespace fused_moe

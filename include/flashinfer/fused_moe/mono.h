@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole mixture of experts for few tokens in one launch on CUDA (mono.cuh): parameters, and the layers that it takes.
 #pragma once
+#include "../moe_routing.h"
 #include "workspace.h"
 
 // Numbers to tune, settable with -D.
@@ -46,6 +47,14 @@ namespace fused_moe {
 
 constexpr int64_t MONO_MAX_TOKENS = 16, MONO_MAX_PAIRS = 128;  // what the kernel's tables hold
 
+/// How the kernel finds experts and scales itself, if there are logits.
+struct MonoRouting {
+  const void* logits = nullptr;  // (tokens, num_experts) bf16
+  int64_t logit_stride = 0;
+  MoeScore score = MoeScore::kSoftmax;
+  MoeWeight weight = MoeWeight::kScore;
+};
+
 struct MonoParams {
   const void* input;  // (tokens, hidden)
   int64_t input_stride;
@@ -61,6 +70,7 @@ struct MonoParams {
   int64_t output_stride;
   Element element, output_element;
   bool enable_pdl;
+  MonoRouting routing;  // with logits, experts and scales are not read and first_expert is 0
 };
 
 /// Return true if MonoMoe computes a layer: the one place that decides. Few tokens, whose experts are read once, and rows of
@@ -72,14 +82,21 @@ inline bool TakesMono(const LayerSizes& s, int64_t input_stride) {
   return has_format && input_stride % 8 == 0;
 }
 
+/// Return true if the kernel of a layer that TakesMono can route its tokens too: e4m3 blocks, a warp for each token.
+inline bool TakesRouting(const LayerSizes& s) {
+  return s.format == Format::kFp8Block && s.tokens <= 8 && s.num_experts <= MOE_ROUTE_MAX_EXPERTS && s.top_k >= 1 &&
+         s.top_k <= MOE_ROUTE_MAX_TOP_K && s.top_k <= s.num_experts;
+}
+
 /// Return the bytes from the beginning of the workspace at which hidden values lie: 16-bit numbers, also where operand 2 has
 /// codes of 8 bits.
 inline int64_t MonoHiddenOffset(const LayerSizes& s, const Workspace& w) {
   return s.format == Format::kFp8Block ? w.sums1 : w.operand2;
 }
 
-/// Enqueue a layer that TakesMono, by the format of its weights. Return cudaErrorNotSupported, with nothing enqueued, on a device that cannot run it: one
-/// before SM80 or with less shared memory than the rings take.
+/// Enqueue a layer that TakesMono, by the format of its weights; with logits, one that TakesRouting. Return
+/// cudaErrorNotSupported, with nothing enqueued, on a device that cannot run it: one before SM80 or with less shared memory
+/// than the rings take.
 Status MonoPlain(const MonoParams& params, Stream stream);
 Status MonoFp8Block(const MonoParams& params, Stream stream);
 Status MonoMxfp4(const MonoParams& params, Stream stream);

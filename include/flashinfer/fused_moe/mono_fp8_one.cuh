@@ -69,8 +69,11 @@ struct Fp8BlockOne : Fp8BlockWeights {
 }  // namespace mono
 
 FLASHINFER_INLINE Status MonoFp8Block(const MonoParams& p, Stream stream) {
-  if (mono::HasRoomForOne<mono::Fp8BlockOne>(p)) return mono::LaunchOne<mono::Fp8BlockOne>(p, stream);
-  return LaunchMono<mono::Fp8BlockWeights>(p, stream);
+  const bool is_one = mono::HasRoomForOne<mono::Fp8BlockOne>(p);
+  if (p.routing.logits != nullptr) {
+    return (is_one ? mono::LaunchOne<mono::Fp8BlockOne, true> : LaunchMonoRouted<mono::Fp8BlockWeights>)(p, stream);
+  }
+  return (is_one ? mono::LaunchOne<mono::Fp8BlockOne, false> : LaunchMono<mono::Fp8BlockWeights>)(p, stream);
 }
 
 }  // namespace fused_moe

@@ -45,7 +45,9 @@ class OneBlock : public BaseBlock<Weights, 8> {
     zeros_ = ptx::SharedAddress(memory.zeros), operands_ = ptx::SharedAddress(memory.operands);
   }
 
-  __device__ __forceinline__ void Run(int32_t& barrier) {
+  /// Compute the share; `meanwhile` is called when the first weights have been requested.
+  template <typename F>
+  __device__ __forceinline__ void Run(int32_t& barrier, const F& meanwhile) {
     const int warp = int(threadIdx.x) / 32;
     Walk<WARPS> ahead(work_, warp, 1);
     ahead.SkipEmpty(work_);
@@ -53,6 +55,7 @@ class OneBlock : public BaseBlock<Weights, 8> {
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; ++i) this->Request(ahead, i);
     this->FindConstants(one_.constants);
+    meanwhile();
     if (threadIdx.x < sizeof(one_.zeros) / 4) reinterpret_cast<uint32_t*>(one_.zeros)[threadIdx.x] = 0;
     Prepare<1>();
     int tiles = 0;
@@ -179,19 +182,24 @@ class OneBlock : public BaseBlock<Weights, 8> {
   uint32_t zeros_, operands_;
 };
 
-template <typename Weights>
+template <typename Weights, bool ROUTES>
 __global__ void __launch_bounds__(Weights::WARPS * 32, 1) OneKernel(const __grid_constant__ MonoParams p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& memory = *reinterpret_cast<OneMemory<Weights>*>(shared_memory);
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
-  FindChoices(p, memory.choices);
-  OneBlock<Weights>(p, memory).Run(grid_barrier);
+  if constexpr (ROUTES) {
+    const Routed routed = RouteOneToken(p, memory.choices, reinterpret_cast<RouteKeys*>(memory.ring));
+    OneBlock<Weights>(p, memory).Run(grid_barrier, [&] { WriteFactors(p, routed); });
+  } else {
+    FindChoices(p, memory.choices);
+    OneBlock<Weights>(p, memory).Run(grid_barrier, [] {});
+  }
 }
 
-template <typename Weights>
+template <typename Weights, bool ROUTES>
 Status LaunchOne(const MonoParams& p, Stream stream) {
-  return Launch<OneKernel<Weights>, Weights::WARPS * 32, sizeof(OneMemory<Weights>)>(p, stream);
+  return Launch<OneKernel<Weights, ROUTES>, Weights::WARPS * 32, sizeof(OneMemory<Weights>)>(p, stream);
 }
 
 }  // namespace mono
