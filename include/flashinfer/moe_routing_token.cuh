@@ -144,11 +144,11 @@ __device__ __forceinline__ void KeepGroups(const MoeRouteParams& p, const float*
   }
 }
 
-/// What a lane knows of the expert in its slot; lanes from top_k on have another expert's.
+/// Numbers of the expert in a lane's slot; lanes from top_k on have those of another expert.
 struct RoutedSlot {
   int32_t expert;
   float logit;
-  float most, sum;  // of the token's softmax
+  float most, sum;  // largest logit and sum of exponentials of the token
 };
 
 /// Choose the experts of a token, those of lane s for slot s. A warp calls it; `values` is shared memory for num_experts

@@ -16,10 +16,10 @@ constexpr int ROUTE_PER_LANE = 8;  // experts of a lane that registers hold
 /// Keys of a token's experts in shared memory: a word is left out after 32, so that the experts of a lane have all banks.
 using RouteKeys = uint32_t[MOE_ROUTE_MAX_EXPERTS / 32][33];
 
-/// What a lane keeps until factors are computed.
+/// State that a lane keeps until factors are computed.
 struct Routed {
   moe::RoutedSlot slot;
-  Choice* choice;  // of the lane's slot; null: it has none
+  Choice* choice;  // entry of the lane's slot, or null if it has none
 };
 
 __device__ __forceinline__ MoeRouteParams RouteParamsOf(const MonoParams& p) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ moe::RoutedSlot ChooseFromMany(const MoeRouteParams& 
     const uint32_t largest = ptx::ReduceMax(best);
     const int expert = int(ptx::ReduceMin(best == largest ? number : ~0u));
     if (slot == lane) chosen = expert;
-    const int other = lane * 32 + expert % 32;  // of the lane whose expert was taken
+    const int other = lane * 32 + expert % 32;  // an expert of the lane whose expert was taken
     uint32_t key = moe::TAKEN;
     if (other == expert) {
       keys[lane][expert % 32] = moe::TAKEN;
