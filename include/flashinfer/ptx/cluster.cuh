@@ -62,6 +62,14 @@ __device__ __forceinline__ void ClusterWait() {
 #endif
 }
 
+/// Wait like ClusterWait, for warps that do so in different places of the code. For a cluster of one block, the other one is
+/// __syncthreads, which must be one instruction for all threads.
+__device__ __forceinline__ void ClusterWaitApart() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
 /// Synchronise all threads of the cluster, or of the block before SM90. Writes before the barrier are visible after it.
 __device__ __forceinline__ void ClusterSync() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

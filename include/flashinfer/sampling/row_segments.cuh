@@ -2,7 +2,6 @@
 // A row that is read in segments (fixed_point.h), each in the registers of a warp: loads, sums of segments, and inverse
 // transform sampling: the segment that holds the sampled unit of mass, and the column within that segment.
 #pragma once
-#include "../ptx/barrier.cuh"
 #include "../ptx/load.cuh"
 #include "../ptx/reduce.cuh"
 #include "../ptx/send.cuh"
@@ -89,7 +88,7 @@ __device__ __forceinline__ int ForEachSegment(const SegmentSource& source, float
   const int warps = blockDim.x / 32, step = ptx::ClusterSize() * warps, count = source.Count();
   int segment = ptx::ClusterRank() * warps + threadIdx.x / 32, last = -1;
   const auto wait = [&] {
-    if (last < 0) ptx::ClusterWait();
+    if (last < 0) ptx::ClusterWaitApart();  // warps without a segment wait behind the loop
   };
   if (segment < count) source.Load<true>(segment, pad, x);
   meanwhile();
@@ -398,7 +397,7 @@ struct SegmentPicker {
 
 /// Find the column that holds `target`, a unit of the mass of a segment: each warp sums one or more vectors of the
 /// segment, and one lane calls found(j, column) for vector j. weights_of(j, four) loads this lane's weights of vector
-/// j. Called by the first VECTORS warps of the block, or by all if there are fewer.
+/// j.
 template <typename Weights, typename Mass, typename F>
 __device__ __forceinline__ void FindInSegment(uint64_t target, int shift, int warp, int warps,
                                               uint64_t (&masses)[VECTORS], const Weights& weights_of,
@@ -413,7 +412,7 @@ __device__ __forceinline__ void FindInSegment(uint64_t target, int shift, int wa
     const uint64_t of_warp = WarpMass(mass);
     if (lane == 0) masses[j] = of_warp;
   }
-  ptx::BarrierSync(1, 32 * min(warps, VECTORS));  // warps without a vector may have returned
+  __syncthreads();
 #pragma unroll 1
   for (int j = warp; j < VECTORS; j += warps) {
     uint64_t before = 0;
