@@ -12,9 +12,13 @@ __device__ __forceinline__ void BarrierSync(int id, int threads) {
 }
 
 /// Wait like BarrierSync, for warps that reach the barrier in different places of the code: `bar.sync` is
-/// `barrier.sync.aligned`, which must be one instruction for all threads (synccheck reports the others).
+/// `barrier.sync.aligned`, which must be one instruction for all threads (synccheck reports the others). `id` must be below
+/// 8: racecheck reports accesses on both sides of one such barrier, but none of two, which its modules have therefore.
 __device__ __forceinline__ void BarrierSyncApart(int id, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#ifdef FLASHINFER_RACECHECK
+  asm volatile("barrier.sync %0, %1;" ::"r"(id + 8), "r"(threads) : "memory");
+#endif
 }
 
 /// Arrive at barrier `id` without waiting. Threads that wait there with BarrierSync count in `threads` too.
