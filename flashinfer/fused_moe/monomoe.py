@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole layer of experts for few tokens: from router logits to the output, with e4m3 weights in 128 x 128 blocks.
 
-The published kernel of this name is one launch for one shape. Here up to 8 tokens are one launch at any size on SM90;
-other calls are composed of :func:`route_tokens` and :func:`cutlass_fused_moe`.
+The published kernel of this name is one launch for one shape. Here up to 8 tokens, with at most 128 pairs of
+a token and an expert, are one launch on SM90; other calls are composed of :func:`route_tokens` and
+:func:`cutlass_fused_moe`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .routing import route_tokens
 
 __all__ = ["alloc_scratchpad", "get_scratchpad_size_bytes", "has_monomoe", "interleave_for_tma_wgmma_up", "mono_moe"]
 
-# By (is_sigmoid, renormalize).
+# Methods by (is_sigmoid, renormalize).
 _METHODS = {
     (False, True): RoutingMethodType.RenormalizeNaive,
     (False, False): RoutingMethodType.Default,
@@ -213,7 +214,7 @@ def mono_moe(
     r"""Route few tokens and compute their experts: ``sum over the top_k experts of w * down(silu(gate x) * up x)``.
 
     The first call on a weight copies it with its halves swapped and keeps the copy on the tensor: the layer takes
-    [up ; gate]. On CUDA the call needs SM90, where up to 8 tokens are one kernel.
+    [up ; gate]. On CUDA the call needs SM90, where up to 8 tokens (128 pairs with experts) are one kernel.
 
     Parameters
     ----------

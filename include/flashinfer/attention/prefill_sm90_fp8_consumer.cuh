@@ -150,8 +150,9 @@ struct Fp8MainLoop {
     ReleaseKeys(count + 1);
     const bool grown = rows.template BeginWeigh<MASKED>(s, key);
     rows.template Exponentiate<0, EARLY_KEYS>(s);
-    // Sums of weights are not negative. A branch that needs them, and that has a loop, keeps ptxas from waiting for the
-    // products of values before these exponentials; all warps of the warpgroup must wait for products in one place.
+    // All warps of the warpgroup must wait for products in one place. Sums of weights are not negative, and if they are NaN,
+    // the values are there already: a branch that needs the sums, and that has a loop, keeps ptxas from waiting for the
+    // products of values before these exponentials.
     if (!(rows.d[0] + rows.d[1] >= 0.f)) WaitValues(count);
     ptx::WgmmaWait<0>();
     ptx::WgmmaPin(o);

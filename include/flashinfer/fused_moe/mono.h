@@ -47,7 +47,7 @@ namespace fused_moe {
 
 constexpr int64_t MONO_MAX_TOKENS = 16, MONO_MAX_PAIRS = 128;  // what the kernel's tables hold
 
-/// How the kernel finds experts and scales itself, if there are logits.
+/// Routing by the kernel itself, which finds experts and scales if there are logits.
 struct MonoRouting {
   const void* logits = nullptr;  // (tokens, num_experts) bf16
   int64_t logit_stride = 0;

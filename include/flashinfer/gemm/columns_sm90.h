@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Columns of the tiles with tokens on the M side. Those of most tiles follow one another. Tiles of 144, 160 and 176 weights
-// have a head of 128 and a tail of 16, 32 or 48: heads are the first blocks of the weights in order, tails share the columns
-// behind all heads. A head then has one scale for each 128 of K, where 176 columns in a row would meet three blocks of
+// Columns of the tiles with tokens on the M side. Those of most tiles follow one another. A tile of 176 weights has a head of
+// 128 and a tail of 48 (144 and 160 weights would have 16 and 32): heads are the first blocks of the weights in order, tails
+// share the columns behind all heads. A head then has one scale for each 128 of K, where 176 columns in a row would meet three blocks of
 // weights at places that differ from tile to tile, and its results fill whole lines of 128 bytes.
 #pragma once
 #include "../host_device.h"
@@ -12,7 +12,7 @@ namespace gemm {
 
 template <int BLOCK_N>
 struct TileColumns {
-  static constexpr bool HAS_TAIL = BLOCK_N > SCALE_BLOCK&& BLOCK_N < SCALE_BLOCK + 64;
+  static constexpr bool HAS_TAIL = (BLOCK_N > SCALE_BLOCK) && (BLOCK_N < SCALE_BLOCK + 64);
   static constexpr int HEAD = HAS_TAIL ? SCALE_BLOCK : BLOCK_N, TAIL = BLOCK_N - HEAD;
   static constexpr int SCALED = 16;  // columns of a tail that share a scale: tails begin at multiples of them
   static_assert(TAIL % SCALED == 0, "tails");

@@ -157,7 +157,7 @@ __device__ __forceinline__ void StoreWholeColumns(const GemmParams& p, const flo
   uint16_t* const line = RowOf<uint16_t>(p, tile, first) + column + 8 * (lane % 8);
 #pragma unroll
   for (int slab = 0; slab < (COLUMNS + 63) / 64; ++slab) {
-    const int width = COLUMNS - 64 * slab;  // that of the last slab may be less than 64
+    const int width = COLUMNS - 64 * slab;  // columns from this slab on, less than 64 in a narrow last one
     uint32_t words[16];
 #pragma unroll
     for (int i = 0; i < 16 && 4 * i < width; ++i) {

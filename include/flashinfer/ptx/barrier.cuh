@@ -12,8 +12,9 @@ __device__ __forceinline__ void BarrierSync(int id, int threads) {
 }
 
 /// Wait like BarrierSync, for warps that reach the barrier in different places of the code: `bar.sync` is
-/// `barrier.sync.aligned`, which must be one instruction for all threads (synccheck reports the others). `id` must be below
-/// 8: racecheck reports accesses on both sides of one such barrier, but none of two, which its modules have therefore.
+/// `barrier.sync.aligned`, which must be one instruction for all threads (synccheck reports the others). Modules for
+/// racecheck have a second barrier, id + 8 (so that `id` must be below 8): with one, the tool reports accesses of MLA that
+/// the barrier orders.
 __device__ __forceinline__ void BarrierSyncApart(int id, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 #ifdef FLASHINFER_RACECHECK
