@@ -62,11 +62,11 @@ __device__ __forceinline__ void ClusterWait() {
 #endif
 }
 
-/// Wait like ClusterWait, for warps that do so in different places of the code. For a cluster of one block, the other one is
-/// __syncthreads, which must be one instruction for all threads.
+/// Wait until all blocks of the cluster have arrived, in warps that do so in different places of the code. A cluster of
+/// one block does not wait: ptxas would replace the wait by __syncthreads, which must be one instruction for all threads.
 __device__ __forceinline__ void ClusterWaitApart() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+  if (ClusterSize() > 1) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #endif
 }
 

@@ -8,15 +8,19 @@
 namespace flashinfer {
 namespace ptx {
 
-/// Initialise `barrier`, in shared memory, to wait for `bytes` bytes. Called by one thread, before that thread arrives
-/// at the cluster barrier that all senders wait for. (The racecheck of compute-sanitizer reports the two accesses,
-/// which are ordered.)
+/// Initialise `barrier`, in shared memory, to wait for `bytes` bytes. Called by all threads of the block; the first one
+/// does it, before that thread arrives at the cluster barrier that all senders wait for.
 __device__ __forceinline__ void ExpectBytes(uint64_t* barrier, uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   const uint32_t address = uint32_t(__cvta_generic_to_shared(barrier));
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address) : "memory");
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  if (threadIdx.x == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address) : "memory");
+#ifdef FLASHINFER_RACECHECK
+  __syncthreads();  // racecheck takes both instructions of this thread for accesses of two threads
+#endif
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
 #endif
 }
 

@@ -130,9 +130,7 @@ __global__ void __launch_bounds__(MIN_P_WARPS * 32, 1) MinPKernel(const __grid_c
   int log2_size = 0;  // vectors of a chunk
   while (source.vocab > MAX_CHUNKS * WARP_COLUMNS << log2_size) ++log2_size;
   const int segments = source.Count(), per_segment = VECTORS >> log2_size, count = segments * per_segment;
-  if (threadIdx.x == 0 && ptx::ClusterRank() == 0) {
-    ptx::ExpectBytes(&chunks.barrier, (count + segments) * sizeof(uint32_t));
-  }
+  if (ptx::ClusterRank() == 0) ptx::ExpectBytes(&chunks.barrier, (count + segments) * sizeof(uint32_t));
   __syncwarp();
   ptx::ClusterArriveRelaxed();
   float x[VECTORS][4];

@@ -48,10 +48,8 @@ __global__ void __launch_bounds__(EARLY_EXIT_WARPS * 32, 2) EarlyExitKernel(cons
   const int blocks = ptx::ClusterSize(), warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int count = source.Count(), step = blocks * warps, mine = ptx::ClusterRank() * warps + warp;
   const auto bytes_from = [&](int first) { return uint32_t(min(step, count - first) * sizeof(SegmentSum)); };
-  if (threadIdx.x == 0) {
-    ptx::ExpectBytes(&barriers[0], bytes_from(0));
-    if (step < count) ptx::ExpectBytes(&barriers[1], bytes_from(step));
-  }
+  ptx::ExpectBytes(&barriers[0], bytes_from(0));
+  if (step < count) ptx::ExpectBytes(&barriers[1], bytes_from(step));
   __syncwarp();
   ptx::ClusterArriveRelaxed();
 
@@ -154,10 +152,8 @@ __global__ void __launch_bounds__(TWO_WARPS * 32, 2) UnfilteredKernel(const __gr
   const SegmentSource source(p.input + row * p.row_stride, p.vocab);
   const int count = source.Count(), lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   auto* const keys = reinterpret_cast<uint32_t*>(sums + count);
-  if (threadIdx.x == 0) {
-    if (MIN_P) ptx::ExpectBytes(&keys_barrier, count * sizeof(uint32_t));
-    if (ptx::ClusterRank() == 0) ptx::ExpectBytes(&barrier, count * sizeof(SegmentSum));
-  }
+  if (MIN_P) ptx::ExpectBytes(&keys_barrier, count * sizeof(uint32_t));
+  if (ptx::ClusterRank() == 0) ptx::ExpectBytes(&barrier, count * sizeof(SegmentSum));
   __syncwarp();
   ptx::ClusterArriveRelaxed();
   const auto send = [&](int segment, const SegmentSum& sum) {

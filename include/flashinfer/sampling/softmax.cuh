@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) SoftmaxKernel(const __grid
   const int mine = first >= count ? 0 : IN_REGISTERS ? 1 : (count - 1 - first) / step + 1;
   const HeldSegments held{reinterpret_cast<float*>(memory) + warp * slots * SEGMENT + lane * 4};
   auto* const sums = reinterpret_cast<SegmentSum*>(memory + (IN_SHARED ? SoftmaxHeldBytes(count, blocks, warps) : 0));
-  if (threadIdx.x == 0) ptx::ExpectBytes(&barrier, count * sizeof(SegmentSum));
+  ptx::ExpectBytes(&barrier, count * sizeof(SegmentSum));
   __syncwarp();
   ptx::ClusterArriveRelaxed();
   ptx::GridDependencyWait();

@@ -11,7 +11,9 @@ inline uint32_t ClusterId() { return blockIdx.x / ClusterSize(); }
 inline void ClusterArrive() { emulation::ArriveCluster(); }
 inline void ClusterArriveRelaxed() { emulation::ArriveCluster(); }
 inline void ClusterWait() { emulation::WaitCluster(); }
-inline void ClusterWaitApart() { emulation::WaitCluster(); }
+inline void ClusterWaitApart() {
+  if (ClusterSize() > 1) emulation::WaitCluster();
+}
 inline void ClusterSync() {
   ClusterArrive();
   ClusterWait();

@@ -7,6 +7,7 @@ namespace flashinfer {
 namespace ptx {
 
 inline void ExpectBytes(uint64_t* barrier, uint32_t bytes) {
+  if (threadIdx.x != 0) return;
   emulation::InitMbarrier(emulation::AddressOf(barrier), 1);
   emulation::Arrive(emulation::AddressOf(barrier), bytes);
 }
