@@ -71,7 +71,7 @@ class GroupedProduct {
                          const Operand& to, flashinfer::Stream stream) const {
     const Operand& a = tokens.output;
     constexpr int64_t ALIGNMENT = 16;  // bytes of a load of the quantiser
-    if (!ActivatesBlocks(activation.type) || s_.fc1_rows() > GATHERED_FC1_ROWS) return false;
+    if (!ActivatesBlocks(activation.type) || !HasManyRows() || s_.fc1_rows() > GATHERED_FC1_ROWS) return false;
     if (a.columns % flashinfer::gemm::SCALE_BLOCK != 0) return false;
     if (tokens.input_stride * ElementBytes(tokens.element) % ALIGNMENT != 0) return false;
     CheckStatus(OP, QuantizeTokens(tokens, stream));
@@ -95,12 +95,15 @@ class GroupedProduct {
   }
 
  private:
-  /// Return true if product 1 quantises hidden values by blocks. Only the tile of 128 tokens does; experts with fewer
-  /// rows are served by tiles of fewer tokens, and the activation of their sums is short.
+  /// Return true if experts have rows for tiles of 128 tokens.
+  bool HasManyRows() const { return s_.pairs() >= 128 * s_.num_experts; }
+
+  /// Return true if product 1 quantises hidden values by blocks. Only tiles of 128 tokens and those of up to 32 do; experts
+  /// with rows between are served by other tiles.
   bool ActivatesBlocks(ActivationType type) const {
     return use_sm90_ && s_.format == Format::kFp8Block && s_.intermediate % flashinfer::gemm::SCALE_BLOCK == 0 &&
            (type == ActivationType::kSwiglu || type == ActivationType::kSwigluBias) &&
-           s_.pairs() >= 128 * s_.num_experts;
+           (HasManyRows() || s_.pairs() <= flashinfer::gemm::GATED_BLOCK_TOKENS * s_.num_experts);
   }
 
   /// Describe product 1 of the SM90 module with the activation of its sums.

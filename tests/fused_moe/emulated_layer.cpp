@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of experts on the CPU with the kernels for SM90, in the order of csrc/fused_moe.cu; called by
-// test_emulated_layer.py.
+// A layer of experts on the CPU with the kernels for SM90, in the order of csrc/fused_moe.cu, and hidden values of a
+// block-scaled layer; called by test_emulated_layer.py.
 #include <flashinfer/fused_moe.cuh>
 #include <flashinfer/fused_moe/sort_permute.cuh>
 #include <flashinfer/gemm/gemm_sm90.cuh>
@@ -74,4 +74,46 @@ EMULATION_EXPORT int layer(int64_t kernel, const int64_t* x) {
   Sums sums{sums2, out, hidden};
   sums.bias = bias2, sums.bias_element = out;
   return int(Finalize({sums, sorted, scales, output, out, hidden, false}, nullptr));
+}
+
+/// Compute hidden values of a block-scaled layer of one token per pair: by product 1 alone, or, with `sums`, by product 1
+/// and the kernel of activations. `x` has the fields in the order below.
+EMULATION_EXPORT int hidden_blocks(const int64_t* x) {
+  const auto next = [&] { return *x++; };
+  const auto pointer = [&] { return reinterpret_cast<void*>(*x++); };
+  const auto floats = [&] { return static_cast<float*>(reinterpret_cast<void*>(*x++)); };
+  const int64_t rows = next(), experts = next(), hidden = next(), inner = next();
+  gemm::GemmProblem p;
+  p.a = pointer(), p.b = pointer();
+  p.m = rows, p.n = 2 * inner, p.k = hidden, p.batch = p.weights = experts;
+  p.a_stride = p.b_stride = hidden, p.b_batch_stride = p.n * p.k;
+  p.grouping = gemm::Grouping::kPacked;
+  const auto ids = static_cast<const int32_t*>(pointer()), numbers = static_cast<const int32_t*>(pointer());
+  p.groups = static_cast<const int32_t*>(pointer());
+  p.a_scale = {floats(), 0, 1, rows, 1};
+  p.b_scale = {floats(), p.n / 128 * (hidden / 128), hidden / 128, 1, 128};
+  void *const bias = pointer(), *const sums = pointer(), *const codes = pointer();
+  float *const scales = floats(), *const limit = floats();
+  gemm::GemmConfig c;
+  c.blocks = 3, c.swapped = true;
+  emulation::device.clusters = c.blocks;
+  const auto multiply = [&] { return gemm::GemmSwappedSm90<float8_e4m3_t, gemm::Scaling::kBlock, 8>(p, c, nullptr); };
+  if (sums == nullptr) {
+    p.d = codes, p.d_stride = inner, p.out = Element::kE4M3;
+    p.activation.is_active = true, p.activation.bias = bias, p.activation.limit = limit;
+    p.activation.scales = scales, p.activation.scale_stride = rows;
+    return int(multiply());
+  }
+  p.d = sums, p.d_stride = p.n, p.out = Element::kBFloat16;
+  const Status status = multiply();
+  if (status != cudaSuccess) return int(status);
+  ActivateParams a{};
+  a.sums = {sums, Element::kBFloat16, p.n};
+  a.sums.bias = bias, a.sums.bias_element = Element::kBFloat16;
+  a.activation.type = limit == nullptr ? ActivationType::kSwiglu : ActivationType::kSwigluBias;
+  a.activation.limit = limit;
+  a.pairs = {ids, p.groups, numbers, numbers, rows, 1, 0, int32_t(experts)};
+  a.output.data = codes, a.output.element = Element::kE4M3, a.output.columns = inner;
+  a.output.rounding = Rounding::kBlocks, a.output.scales = scales, a.output.scale_stride = rows;
+  return int(Activate(a, nullptr));
 }

@@ -36,11 +36,19 @@ def test_fp8(device, output_dtype, per_expert):
 @SM90_OR_CPU
 @pytest.mark.parametrize(
     "sizes",
-    [(1, 128, 128, 3, 2), (40, 256, 208, 4, 2), (200, 256, 384, 3, 2), (650, 256, 256, 3, 2), (650, 208, 256, 3, 2)],
-    ids=["one", "tails", "many", "gathered", "copied"],
+    [
+        (1, 128, 128, 3, 2),
+        (40, 256, 208, 4, 2),
+        (40, 256, 384, 4, 2),
+        (64, 256, 256, 32, 2),
+        (200, 256, 384, 3, 2),
+        (650, 256, 256, 3, 2),
+        (650, 208, 256, 3, 2),
+    ],
+    ids=["one", "tails", "few", "fewest", "many", "gathered", "copied"],
 )
 def test_fp8_block(device, sizes):
-    """``many``: at least 128 pairs per expert, whose product 1 quantises on SM90.
+    """``few``, ``fewest``, ``many``: at most 32, or at least 128 pairs per expert, whose product 1 quantises on SM90.
 
     ``gathered``: more pairs than one launch sorts and copies, so that product 1 gathers tokens, each quantised once.
     ``copied``: tokens end inside a block.

@@ -100,3 +100,30 @@ def test_fp8(library, out_type):
     expected = plain(call, to_code, lambda y: y.to(out_type).double(), factors=(factor1, factor2))
     # A hidden value near the middle of two codes may fall to either, an eighth away.
     torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2 * rms(expected))
+
+
+@pytest.mark.parametrize("has_constants", [False, True])
+def test_blocks_quantised_by_product_1(library, has_constants):
+    """Codes and scales are those of the kernel of activations, bit by bit."""
+    rows, experts, hidden, inner = 31, 5, 384, 256
+    ids = torch.tensor([0] * 9 + [1] * 8 + [3] * 13 + [4], dtype=torch.int32)
+    offsets = torch.tensor([int((ids < e).sum()) for e in range(experts + 1)], dtype=torch.int32)
+    x, fc1 = torch.randn(rows, hidden).to(E4M3), torch.randn(experts, 2 * inner, hidden).to(E4M3)
+    x[3] = 0
+    token_scales = torch.rand(hidden // 128, rows) / 16
+    weight_scales = torch.rand(experts, 2 * inner // 128, hidden // 128) + 0.5
+    bias = torch.randn(experts, 2 * inner).to(BF16) if has_constants else None
+    limit = torch.rand(experts) + 1 if has_constants else None
+    sums = torch.full((rows, 2 * inner), torch.nan, dtype=BF16)
+    results = []
+    for through in (None, sums):
+        codes = torch.full((rows, inner), 77, dtype=torch.uint8)
+        scales = torch.full((inner // 128, rows), torch.nan)
+        tensors = [x, fc1, ids, torch.arange(rows, dtype=torch.int32), offsets, token_scales, weight_scales]
+        fields = [rows, experts, hidden, inner, *(t.data_ptr() for t in tensors)]
+        fields += [0 if t is None else t.data_ptr() for t in (bias, through, codes, scales, limit)]
+        packed = (ctypes.c_int64 * len(fields))(*fields)
+        assert library.call("hidden_blocks", ctypes.addressof(packed)) == 0
+        results.append((codes, scales))
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+    assert not results[0][1].isnan().any() and results[0][0].float().std() > 1

@@ -57,6 +57,8 @@ EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
       return int(GemmSwappedSm90<bfloat16_t, TENSOR, 16>(g, c, nullptr));
     case 11:
       return int(GemmSwappedSm90<float8_e4m3_t, BLOCK, 32>(g, c, nullptr));
+    case 12:
+      return int(GemmSwappedSm90<float8_e4m3_t, BLOCK, 8>(g, c, nullptr));
   }
   return -1;
 }

@@ -16,6 +16,7 @@ BF16, F32 = torch.bfloat16, torch.float32
 OUTPUTS = {F32: 0, torch.float16: 1, BF16: 2, E4M3: 3}
 DENSE_BF16, DENSE_FP8, DENSE_BLOCK, WIDE_BLOCK, ODD_BLOCK, FEW_BF16, FEW_BLOCK = 0, 1, 2, 3, 4, 10, 11
 GATHER_BLOCK = 5  # WIDE_BLOCK with rows that are gathered
+FEWEST_BLOCK = 12  # FEW_BLOCK with tiles of 8 tokens instead of 32
 TAIL_BLOCK = 6  # tiles of 176 weights: a head of 128, a tail of 48
 
 
@@ -299,8 +300,9 @@ def test_gated_activation_without_constants(library):
     assert error(out, gated(a, b[0], 1.0, 0.0, torch.inf, 1.0, torch.zeros(256), 1.0)) < TOLERANCE
 
 
+@pytest.mark.parametrize("kernel", [WIDE_BLOCK, FEW_BLOCK, FEWEST_BLOCK])
 @pytest.mark.parametrize("has_constants", [False, True])
-def test_gated_activation_of_blocks(library, has_constants):
+def test_gated_activation_of_blocks(library, has_constants, kernel):
     """Sums and results are rounded to bf16, and results quantised by row and 128 columns; one group has one wave."""
     indptr = torch.tensor([0, 150, 150, 190], dtype=torch.int32)
     a, b = numbers(190, 640, dtype=E4M3), numbers(3, 512, 640, dtype=E4M3)
@@ -309,7 +311,7 @@ def test_gated_activation_of_blocks(library, has_constants):
     constants = (torch.rand(3) + 0.5, torch.rand(3), torch.rand(3) * 8 + 1, None, numbers(3, 512, dtype=BF16), None)
     out, found = torch.full((190, 256), 7.0).to(E4M3), torch.full((2, 192), torch.nan)
     options = {"groups": indptr, "grouping": PACKED, "activation": constants if has_constants else (None,) * 6}
-    run(library, WIDE_BLOCK, out, a, b, scales=scales, result_scales=found, **options)
+    run(library, kernel, out, a, b, scales=scales, result_scales=found, **options)
     for group in (0, 2):
         rows = slice(int(indptr[group]), int(indptr[group + 1]))
         sums = dequantized(a[rows], scales[0][rows]) @ dequantized(b[group], scales[1][group]).mT
@@ -325,6 +327,37 @@ def test_gated_activation_of_blocks(library, has_constants):
         errors = (values - expected.view(-1, 2, 128)).abs()
         assert bool((errors <= 2**-3.9 * expected.view(-1, 2, 128).abs() + 2**-9 * step).all())
     assert found[:, 190:].isnan().all()
+
+
+@pytest.mark.parametrize("kernel", [FEW_BLOCK, FEWEST_BLOCK])
+def test_gated_activation_of_blocks_of_few_tokens(library, kernel):
+    """Tiles of few tokens store the bits of tiles of many, and nothing else; groups end inside tiles and with them."""
+    indptr = torch.tensor([0, 3, 3, 11, 12, 45, 61], dtype=torch.int32)
+    a, b = numbers(64, 1152, dtype=E4M3), numbers(6, 768, 1152, dtype=E4M3)  # more stages than the ring has
+    a[5] = 0  # results without a largest one
+    scales = block_scales(a, b)
+    options = {"groups": indptr, "grouping": PACKED, "activation": (None,) * 6, "scales": (scales[0] / 32, scales[1])}
+    results = []
+    for seed, tile in enumerate((WIDE_BLOCK, kernel, kernel)):
+        library.seed(seed)
+        out, found = torch.full((64, 384), 7.0).to(E4M3), torch.full((3, 68), torch.nan)
+        run(library, tile, out, a, b, result_scales=found, blocks=1 + seed, **options)
+        results.append((out.view(torch.uint8), found))
+    for out, found in results:
+        assert torch.equal(out, results[0][0]) and torch.equal(found[:, :61], results[0][1][:, :61])
+        assert bool((out.view(E4M3)[61:].float() == 7).all()) and bool(found[:, 61:].isnan().all())
+    assert bool((results[0][1][:, 5] == 1).all())
+
+
+def test_gated_blocks_that_are_refused(library):
+    """Few tokens: neither blocks that split K, nor scales of single weights, nor half a block of results."""
+    indptr, a = torch.tensor([0, 5], dtype=torch.int32), numbers(5, 256, dtype=E4M3)
+    for rows, cluster, per_row in ((512, 2, False), (512, 1, True), (384, 1, False)):
+        b = numbers(1, rows, 256, dtype=E4M3)
+        out, found = torch.zeros(5, rows // 2).to(E4M3), torch.zeros(2, 8)
+        options = {"groups": indptr, "grouping": PACKED, "activation": (None,) * 6, "result_scales": found}
+        with pytest.raises(AssertionError):
+            run(library, FEWEST_BLOCK, out, a, b, scales=block_scales(a, b, per_row), cluster=cluster, **options)
 
 
 def routed(case: str, top_k: int) -> tuple[int, torch.Tensor, torch.Tensor]:

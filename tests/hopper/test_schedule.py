@@ -105,6 +105,13 @@ def test_gated_blocks_have_128_ups_and_gates(probe):
     assert choose(probe, "fp8_block", 65536, 1536, 2048, 128, PACKED, is_gated=True)[:3] == (0, 128, 256)
 
 
+@pytest.mark.parametrize("rows", [1, 128, 512, 1024, 4096])
+def test_gated_blocks_of_few_tokens(probe, rows):
+    """Layers with up to 32 pairs per expert take a swapped tile that quantises, whose K is not split."""
+    swapped, block_m, _, cluster, *_ = choose(probe, "fp8_block", rows, 1536, 2048, 128, PACKED, is_gated=True)
+    assert swapped and block_m <= 32 and cluster == 1
+
+
 #: Pairs, rows of fc1, hidden size and experts of layers whose copies of tokens would take long, and of those that
 #: tests/fused_moe sends through the gathering kernels.
 GATHERED = [

@@ -111,10 +111,12 @@ inline int ClustersOf(int split, int sms) {
 /// Estimate the nanoseconds with weights on the M side, and `split` blocks that share the K of a tile.
 inline double Swapped(const GemmShape& x, const TileShape& tile, int split, int sms) {
   const Groups g = GroupsOf(x);
-  const double tiles = g.count * CeilOf(g.rows, tile.block_m) * CeilOf(double(x.n), tile.block_n);
+  const bool has_halves = x.is_gated && x.is_block;  // a tile then has 128 ups and 128 gates; not measured
+  const double weights = has_halves ? 2 * tile.block_n : tile.block_n;
+  const double tiles = g.count * CeilOf(g.rows, tile.block_m) * CeilOf(double(x.n), weights);
   // Half of an exchange overlaps with loads of the next tile; the last one overlaps with nothing.
   const double exchange = Exchange(tile.block_m, split);
-  const double sum = SwappedKBlock(tile.block_m, x.is_block) * CeilOf(KBlocks(x), split);
+  const double sum = SwappedKBlock(tile.block_m, x.is_block) * (has_halves ? 1.5 : 1) * CeilOf(KBlocks(x), split);
   const double stores = 300 + 20 * tile.block_m;  // written from registers, some lines in parts
   const double work = CeilOf(tiles, ClustersOf(split, sms)) * (sum + stores + exchange / 2);
   return Overlap(work, MemoryBytes(x) / DRAM) + exchange + START;
@@ -128,19 +130,32 @@ inline int ChooseRaster(int block_m, int block_n, int sms) {
   return footprint(16) < footprint(8) ? 16 : 8;
 }
 
-/// Return true if a tile with tokens on the M side can apply a gated activation: it stores 64 of its columns at a time,
-/// or, with block scales, quantises 128 ups and 128 gates to one block.
+/// Return true if a tile can apply a gated activation: with tokens on the M side it stores 64 of its columns at a time, or,
+/// with block scales, quantises 128 ups and 128 gates to one block. With weights on the M side few tokens are quantised.
 inline bool CanGate(bool is_block, const TileShape& tile) {
+  if (tile.swapped) return !is_block || tile.block_m <= GATED_BLOCK_TOKENS;
   return is_block ? tile.block_m == 128 && tile.block_n == 256 : tile.block_n % 128 == 0;
+}
+
+/// Return true if a tile can serve a product. Gated blocks of many rows, whose tokens may be gathered, are not served by
+/// swapped tiles.
+inline bool CanServe(const GemmShape& x, const TileShape& tile) {
+  if (x.is_gated && !CanGate(x.is_block, tile)) return false;
+  if (tile.swapped) return !(x.is_gated && x.is_block) || model::GroupsOf(x).rows <= GATED_BLOCK_TOKENS;
+  if (x.needs_swapped) return false;
+  return x.grouping != Grouping::kContiguous || CONTIGUOUS_ALIGNMENT % tile.block_m == 0;
+}
+
+/// Return how many blocks may split K of a swapped tile.
+inline int MostBlocks(const GemmShape& x, const TileShape& tile) {
+  if (x.is_gated && x.is_block) return 1;
+  return int(std::min(tile.block_m > 64 ? 4.0 : 8.0, model::KBlocks(x)));
 }
 
 /// Take a tile that was measured instead of the one that the rule chose, if it can serve the product; `cluster` blocks
 /// split K of a swapped tile, and are 1 for others.
 inline void UseTile(const GemmShape& x, const TileShape& tile, int cluster, GemmConfig* c) {
-  const double most = tile.swapped ? std::min(tile.block_m > 64 ? 4.0 : 8.0, model::KBlocks(x)) : 1;
-  if (cluster < 1 || cluster > most) return;
-  if (tile.swapped ? x.is_gated && x.is_block : x.needs_swapped || (x.is_gated && !CanGate(x.is_block, tile))) return;
-  if (!tile.swapped && x.grouping == Grouping::kContiguous && CONTIGUOUS_ALIGNMENT % tile.block_m != 0) return;
+  if (cluster < 1 || cluster > (tile.swapped ? MostBlocks(x, tile) : 1) || !CanServe(x, tile)) return;
   c->swapped = tile.swapped, c->block_m = tile.block_m, c->block_n = tile.block_n, c->cluster = cluster;
   c->share_b = false;
   c->raster = ChooseRaster(c->block_m, c->block_n, c->blocks);
@@ -157,14 +172,12 @@ inline GemmConfig ChooseSm90(const GemmShape& x, const TileShape* tiles, int cou
   };
   for (int i = 0; i < count; ++i) {
     const TileShape& tile = tiles[i];
+    if (!CanServe(x, tile)) continue;
     if (tile.swapped) {
-      if (x.is_gated && x.is_block) continue;
-      const int most = int(std::min(tile.block_m > 64 ? 4.0 : 8.0, model::KBlocks(x)));
+      const int most = MostBlocks(x, tile);
       for (int split = 1; split <= most; ++split) consider(tile, split, model::Swapped(x, tile, split, sms));
       continue;
     }
-    if (x.needs_swapped || (x.is_gated && !CanGate(x.is_block, tile))) continue;
-    if (x.grouping == Grouping::kContiguous && CONTIGUOUS_ALIGNMENT % tile.block_m != 0) continue;
     // Pairs of blocks that share loads were slower than single blocks by 0 to 4 %, except at 1 % of the shapes.
     consider(tile, 1, model::Normal(x, tile, sms));
   }

@@ -2,7 +2,8 @@
 // Gated activations between a product and its store: fp32 sums of gates and ups become one rounded result. Rows of
 // weights are [up ; gate]; a tile of weights is loaded as two boxes, as many rows of each half. With tokens on the M side
 // a thread then has both values in its accumulators. With weights on the M side one warpgroup has the ups and the other
-// the gates, and they swap halves of their sums through shared memory.
+// the gates, and they swap halves of their sums through shared memory; with block scales each warpgroup has 64 ups and their
+// gates, and the warps tell each other the largest results of their tokens.
 #pragma once
 #include <cuda_fp8.h>
 
@@ -14,6 +15,9 @@ namespace flashinfer {
 namespace gemm {
 
 constexpr int SWAP_BYTES = 2 * CONSUMERS * WARPGROUP * 8;  // two turns of 8 bytes per consumer thread
+
+/// Bytes of BlockMaxima: two turns of one number per consumer warp and token.
+constexpr int MaximaBytes(int tokens) { return 2 * CONSUMERS * (WARPGROUP / 32) * tokens * 4; }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
@@ -58,6 +62,13 @@ __device__ __forceinline__ float Gate(const GateConstants& c, float up, float ga
   constexpr float LOG2_E = 1.4426950409f;
   const float sigmoid = ptx::Reciprocal(1.f + ptx::Exp2(-LOG2_E * c.alpha * limited_gate));
   return limited_gate * sigmoid * (limited_up + c.beta) * c.quantizer;
+}
+
+/// Return both numbers rounded to bf16. Two at a time: a conversion of one number takes the slow unit of the special
+/// functions.
+__device__ __forceinline__ float2 RoundPair(float x, float y) {
+  const uint32_t pair = PackPair(x, y, false);
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 
 __device__ __forceinline__ uint32_t PackCodes(float x, float y) {
@@ -128,11 +139,6 @@ __device__ __forceinline__ void StoreGatedBlocks(const GemmParams& p, float (&ac
   const int lane = threadIdx.x % 32, quad = lane % 4;
   const int warp_row = row + int(threadIdx.x) % WARPGROUP / 32 * 16;
   const GateConstants constants(p, tile.weight_batch, 1.f);
-  // Two at a time: a conversion of one number takes the slow unit of the special functions.
-  const auto rounded = [](float x, float y) {
-    const uint32_t pair = PackPair(x, y, false);
-    return float2{__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-  };
   float amax[2] = {};
 #pragma unroll
   for (int i = 0; i < COUNT; i += 4) {
@@ -141,8 +147,8 @@ __device__ __forceinline__ void StoreGatedBlocks(const GemmParams& p, float (&ac
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float &x = acc[0][i + 2 * h], &y = acc[0][i + 2 * h + 1];
-      const float2 up = rounded(x, y), gate = rounded(acc[1][i + 2 * h], acc[1][i + 2 * h + 1]);
-      const float2 result = rounded(Gate(constants, up.x, gate.x, bias[0]), Gate(constants, up.y, gate.y, bias[1]));
+      const float2 up = RoundPair(x, y), gate = RoundPair(acc[1][i + 2 * h], acc[1][i + 2 * h + 1]);
+      const float2 result = RoundPair(Gate(constants, up.x, gate.x, bias[0]), Gate(constants, up.y, gate.y, bias[1]));
       x = result.x, y = result.y;
       amax[h] = fmaxf(amax[h], fmaxf(fabsf(x), fabsf(y)));
     }
@@ -205,6 +211,92 @@ __device__ __forceinline__ void StoreGatedTokens(const GemmParams& p, const floa
   } else {
     const uint32_t word = ptx::TransposeMatrix(PackPair(x, y, p.out == Element::kFloat16));
     if (is_stored) *reinterpret_cast<uint32_t*>(RowOf<uint16_t>(p, tile, token) + c) = word;
+  }
+}
+
+/// Largest magnitudes of the results of a tile, which the consumer warps tell each other. `slots`: MaximaBytes() of shared
+/// memory. Tiles take its halves in turn, so one barrier per tile is enough.
+template <int TOKENS>
+class BlockMaxima {
+ public:
+  __device__ __forceinline__ explicit BlockMaxima(unsigned char* slots) : slots_(reinterpret_cast<float2*>(slots)) {}
+
+  /// Replace the maxima of the warp, which all lanes of a quad position have (amax[j]: tokens 8 j + 2 (lane % 4) and the
+  /// next), by those of all consumer warps. Called by all consumer threads.
+  __device__ __forceinline__ void Share(float2 (&amax)[TOKENS / 8], int warp) {
+    float2* const slots = slots_ + turn_ * WARPS * (TOKENS / 2);
+    turn_ ^= 1;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < TOKENS / 8; ++j) {
+      if (lane < 4) slots[warp * (TOKENS / 2) + 4 * j + lane] = amax[j];
+    }
+    ptx::BarrierSync(1, CONSUMERS * WARPGROUP);
+#pragma unroll
+    for (int i = 0; i < WARPS * (TOKENS / 8); ++i) {
+      const int j = i / WARPS;
+      const float2 other = slots[i % WARPS * (TOKENS / 2) + 4 * j + lane % 4];
+      amax[j] = {fmaxf(amax[j].x, other.x), fmaxf(amax[j].y, other.y)};
+    }
+  }
+
+ private:
+  static constexpr int WARPS = CONSUMERS * WARPGROUP / 32;
+  float2* const slots_;
+  int turn_ = 0;
+};
+
+/// Quantise and store TOKENS tokens of a tile by 128 results from `column`: accumulators of block-scaled products with
+/// weights on the M side, ups in acc[0] and gates in acc[1], rounded to bf16 before the activation.
+template <int TOKENS>
+__device__ __forceinline__ void StoreGatedBlockTokens(const GemmParams& p, float (&acc)[2][TOKENS / 2],
+                                                      BlockMaxima<TOKENS>& maxima, int column, const Tile& tile) {
+  constexpr int FRAGMENTS = TOKENS / 8, WARPS = CONSUMERS * WARPGROUP / 32;
+  const int lane = threadIdx.x % 32, quad = lane % 4, warp = int(threadIdx.x) / 32 - WARPGROUP / 32;
+  const int first = column + 16 * warp;  // of the warp's 16 results
+  const GateConstants constants(p, tile.weight_batch, 1.f);
+  const float2 bias[2] = {GateBias(p, constants, first + lane / 4), GateBias(p, constants, first + lane / 4 + 8)};
+  float2 amax[FRAGMENTS] = {};
+#pragma unroll
+  for (int i = 0; i < TOKENS / 2; i += 2) {
+    const float2 up = RoundPair(acc[0][i], acc[0][i + 1]), gate = RoundPair(acc[1][i], acc[1][i + 1]);
+    const float2& b = bias[i % 4 / 2];
+    const float2 result = RoundPair(Gate(constants, up.x, gate.x, b), Gate(constants, up.y, gate.y, b));
+    acc[0][i] = result.x, acc[0][i + 1] = result.y;
+    float2& most = amax[i / 4];
+    most = {fmaxf(most.x, fabsf(result.x)), fmaxf(most.y, fabsf(result.y))};
+  }
+#pragma unroll
+  for (int j = 0; j < FRAGMENTS; ++j) {
+#pragma unroll
+    for (int offset = 4; offset < 32; offset *= 2) {
+      amax[j].x = fmaxf(amax[j].x, __shfl_xor_sync(~0u, amax[j].x, offset));
+      amax[j].y = fmaxf(amax[j].y, __shfl_xor_sync(~0u, amax[j].y, offset));
+    }
+  }
+  maxima.Share(amax, warp);
+#pragma unroll
+  for (int j = 0; j < FRAGMENTS; ++j) {
+    if (tile.row + 8 * j >= tile.end_row) break;
+    const float q[2] = {amax[j].x == 0.f ? 1.f : 448.f / amax[j].x, amax[j].y == 0.f ? 1.f : 448.f / amax[j].y};
+    if (warp == j % WARPS && lane < 4) {
+      float* const scales =
+          p.activation.scales + column / SCALE_BLOCK * p.activation.scale_stride + tile.row + 8 * j + 2 * lane;
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        if (tile.row + 8 * j + 2 * lane + c < tile.end_row) scales[c] = 1.f / q[c];
+      }
+    }
+    // Elements of 16 bits are two results of a token, 8 columns apart. After the transposition a lane has those of token
+    // lane / 4 from columns 2 quad and 2 quad + 1; even lanes collect four of the lower eight columns, odd lanes of the upper.
+    const float* const d = acc[0] + 4 * j;
+    const uint32_t word =
+        ptx::TransposeMatrix(PackCodes(d[0] * q[0], d[2] * q[0]) | PackCodes(d[1] * q[1], d[3] * q[1]) << 16);
+    const uint32_t lower = (word & 0xFF) | (word >> 8 & 0xFF00), upper = (word >> 8 & 0xFF) | (word >> 16 & 0xFF00);
+    const uint32_t other = __shfl_xor_sync(~0u, quad % 2 ? lower : upper, 1);
+    const uint32_t codes = quad % 2 ? other | upper << 16 : lower | other << 16;
+    const int token = tile.row + 8 * j + lane / 4, c = first + quad % 2 * 8 + quad / 2 * 4;
+    if (token < tile.end_row) *reinterpret_cast<uint32_t*>(RowOf<uint8_t>(p, tile, token) + c) = codes;
   }
 }
 

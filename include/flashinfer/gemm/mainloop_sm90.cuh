@@ -118,6 +118,38 @@ __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2]
   }
 }
 
+/// Compute as SumScaledStages the sums of 64 rows (acc[0]) and of the 64 rows that are `distance` bytes behind them (acc[1]),
+/// whose products are in flight together.
+template <ptx::WgmmaType TYPE, int COLUMNS, int STAGES, typename Scales>
+__device__ __forceinline__ void SumScaledHalves(float (&acc)[2][COLUMNS / 2], const hopper::Ring<STAGES>& ring,
+                                                hopper::RingPosition<STAGES>& at, const StageOperands& from,
+                                                uint32_t distance, int k_blocks, Scales& scales) {
+  float scratch[2][COLUMNS / 2];
+#pragma unroll
+  for (int i = 0; i < COLUMNS; ++i) acc[i % 2][i / 2] = 0.f;
+  for (int kb = 0; kb < k_blocks; ++kb) {
+    ring.WaitFull(at);
+    scales.Take(at.stage);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) ptx::WgmmaPin(scratch[half]);
+    ptx::WgmmaFence();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint64_t a = hopper::AdvanceDescriptor(from.A(at.stage), half * distance);
+      StageProducts<TYPE, COLUMNS>(scratch[half], a, from.B(at.stage), false);
+    }
+    ptx::WgmmaCommit();
+    ptx::WgmmaWait<0>();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) ptx::WgmmaPin(scratch[half]);
+    __syncwarp();  // all lanes have read the scales
+    ring.Release(at.stage, 1);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) scales.Add(acc[half], scratch[half], half);
+    at.Advance();
+  }
+}
+
 /// Compute acc = the sum over stages of products times scales, for 64 rows by PARTS parts of COLUMNS columns; acc counts
 /// the registers of all parts in order. Parts use two scratch accumulators in turn: the products of one part are in flight
 /// while those of the part before are scaled and added. The first part of a stage reads its rows in shared memory, so that

@@ -18,6 +18,7 @@ enum class Scaling {
 constexpr int SCALE_BLOCK = 128;
 constexpr int SLAB_K_BYTES = 128;          // bytes of K per stage of the ring
 constexpr int CONTIGUOUS_ALIGNMENT = 128;  // rows that share a group in kContiguous
+constexpr int GATED_BLOCK_TOKENS = 32;     // tokens at most of a swapped tile that activates and quantises by blocks
 
 /// Matrix of fp32 scales of tokens or weights. Strides are in elements.
 struct ScaleView {

@@ -239,6 +239,37 @@ class ColumnScales {
   float now_weights_[2];
 };
 
+/// Scales of a thread's accumulators with weights on the M side: one of a block of ups, one of a block of gates, and two
+/// tokens of every eight.
+template <int TOKENS, int STAGE_FLOATS>
+class GatedColumnScales {
+ public:
+  /// `tokens`, `weights`: scales of stage 0 of this thread's first two tokens and of the ups.
+  __device__ __forceinline__ GatedColumnScales(const float* tokens, const float* weights)
+      : tokens_(tokens), weights_(weights) {}
+
+  __device__ __forceinline__ void Take(int stage) {
+    now_weights_ = *reinterpret_cast<const float2*>(weights_ + stage * STAGE_FLOATS);
+#pragma unroll
+    for (int i = 0; i < TOKENS / 8; ++i) {
+      now_tokens_[i] = *reinterpret_cast<const float2*>(tokens_ + stage * STAGE_FLOATS + 8 * i);
+    }
+  }
+  /// Add the scaled products of the ups (half 0) or gates.
+  __device__ __forceinline__ void Add(float (&acc)[TOKENS / 2], const float (&x)[TOKENS / 2], int half) const {
+    const float weight = half == 0 ? now_weights_.x : now_weights_.y;
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; ++i) {
+      const float token = i % 2 ? now_tokens_[i / 4].y : now_tokens_[i / 4].x;
+      acc[i] = fmaf(x[i], weight * token, acc[i]);
+    }
+  }
+
+ private:
+  const float *tokens_, *weights_;
+  float2 now_tokens_[TOKENS / 8], now_weights_;
+};
+
 #endif
 
 }  // namespace gemm

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // GEMM for few tokens: weights are the M side of the tensor cores (64 rows per warpgroup) and tokens the N side, so
 // tokens are not padded to 64. Weights stream through a ring that fills shared memory. The blocks of a cluster split K
-// of each tile evenly; split_sm90.cuh adds their partial sums.
+// of each tile evenly; split_sm90.cuh adds their partial sums. A block-scaled tile that activates and quantises has 256
+// weights, 128 ups and their gates, and is not split.
 #pragma once
 #include <type_traits>
 
@@ -21,23 +22,26 @@ namespace gemm {
 constexpr int SWAPPED_PRODUCER_REGISTERS = 72;  // 72 * 128 + 216 * 256 = 168 * 384
 constexpr int SWAPPED_CONSUMER_REGISTERS = 216;
 
-template <typename T, Scaling SCALING, int TOKENS_>
+/// Sizes of one instantiation. QUANTIZES: block-scaled sums are activated and quantised by blocks.
+template <typename T, Scaling SCALING, int TOKENS_, bool QUANTIZES_ = false>
 struct SwappedTraits {
   static constexpr ptx::WgmmaType TYPE = WgmmaTypeOf<T>::TYPE;
-  static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock;
-  static constexpr int TOKENS = TOKENS_;
+  static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock, QUANTIZES = QUANTIZES_;
+  static constexpr bool CAN_GATE = QUANTIZES || !IS_BLOCK;
+  static constexpr int TOKENS = TOKENS_, WEIGHTS = QUANTIZES ? 2 * SCALE_BLOCK : SWAPPED_WEIGHTS;
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
-  static constexpr int WEIGHT_BYTES = SWAPPED_WEIGHTS * SLAB_K_BYTES, TOKEN_BYTES = TOKENS * SLAB_K_BYTES;
+  static constexpr int WEIGHT_BYTES = WEIGHTS * SLAB_K_BYTES, TOKEN_BYTES = TOKENS * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = WEIGHT_BYTES + TOKEN_BYTES;
-  static constexpr int SPLIT_BYTES = SplitBuffer<TOKENS>::MaxBytes();
-  static constexpr int GATE_BYTES = IS_BLOCK ? 0 : SWAP_BYTES;
+  static constexpr int SPLIT_BYTES = QUANTIZES ? 0 : SplitBuffer<TOKENS>::MaxBytes();
+  static constexpr int GATE_BYTES = QUANTIZES ? MaximaBytes(TOKENS) : IS_BLOCK ? 0 : SWAP_BYTES;
   static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES - GATE_BYTES;
-  using Scales = StageScales<TOKENS, SWAPPED_WEIGHTS, true>;
+  using Scales = StageScales<TOKENS, WEIGHTS, !QUANTIZES>;
   static constexpr int SCALE_BYTES = IS_BLOCK ? Scales::BYTES : 0;  // per stage
   static constexpr int STAGES = RING_BYTES / (STAGE_BYTES + SCALE_BYTES);
   static constexpr int SHARED_BYTES =
       1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + GATE_BYTES;
   static constexpr int SPLIT_BARRIERS = BARRIER_BYTES - 64;  // byte offset of the barriers of SplitSum
+  static_assert(IS_BLOCK || !QUANTIZES, "scales of blocks");
   static_assert(2 * STAGES * 8 <= SPLIT_BARRIERS && SCALE_BYTES % 16 == 0 && TOKENS % 8 == 0 && STAGE_BYTES % 1024 == 0,
                 "tile shape");
 };
@@ -101,7 +105,7 @@ __device__ __forceinline__ void ProduceSwapped(const GemmParams& p, const hopper
   const uint64_t once = ptx::PolicyEvictFirst(), keep = ptx::PolicyEvictLast();
   const auto load_weights = [&](const Tile& tile, int kb, const hopper::RingPosition<Traits::STAGES>& at) {
     const uint32_t full = ring.BeginFill(at, Traits::STAGE_BYTES), to = stages + at.stage * Traits::STAGE_BYTES;
-    const int k = kb * Traits::BLOCK_K, n = tile.n_tile * SWAPPED_WEIGHTS;
+    const int k = kb * Traits::BLOCK_K, n = tile.n_tile * Traits::WEIGHTS;
     const auto load_box = [&](uint32_t box, int row) {
       if (p.read_weights_once) {
         ptx::LoadBox(box, &p.weights, full, k, row, tile.weight_batch, once);
@@ -109,7 +113,7 @@ __device__ __forceinline__ void ProduceSwapped(const GemmParams& p, const hopper
         ptx::LoadBox(box, &p.weights, full, k, row, tile.weight_batch);
       }
     };
-    if (!Traits::IS_BLOCK && p.activation.is_active) {
+    if (Traits::CAN_GATE && p.activation.is_active) {
       load_box(to, n / 2);
       load_box(to + Traits::WEIGHT_BYTES / 2, p.n + n / 2);
     } else {
@@ -129,7 +133,7 @@ __device__ __forceinline__ void ProduceSwappedScales(const GemmParams& p, const 
                                                      uint32_t scales) {
   if (p.weights_first) ptx::GridDependencyWait();
   ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
-    const ScaleCopies<Traits::TOKENS, SWAPPED_WEIGHTS, true> copies(p, part.tile);
+    const ScaleCopies<Traits::TOKENS, Traits::WEIGHTS, !Traits::QUANTIZES> copies(p, part.tile);
     for (int kb = part.first; kb < part.end; ++kb, at.Advance()) {
       ring.WaitEmpty(at);
       copies.Run(p, scales + at.stage * Traits::SCALE_BYTES, kb);
@@ -176,6 +180,23 @@ __device__ __forceinline__ void ConsumeSwapped(const GemmParams& p, const hopper
   if (p.cluster > 1 && turn == 0) ptx::ClusterWait();
 }
 
+/// Sum, activate and quantise tiles of 128 ups and their gates: each warpgroup has 64 of both. `maxima`: GATE_BYTES.
+template <typename Traits>
+__device__ __forceinline__ void ConsumeGatedBlocks(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
+                                                   uint32_t stages, const float* stage_scales, unsigned char* maxima,
+                                                   int group) {
+  constexpr int TOKENS = Traits::TOKENS;
+  const StageOperands from = {hopper::DescriptorKMajor(stages + group * 64 * SLAB_K_BYTES),
+                              hopper::DescriptorKMajor(stages + Traits::WEIGHT_BYTES), Traits::STAGE_BYTES};
+  GatedColumnScales<TOKENS, Traits::Scales::FLOATS> scales(stage_scales + 2 * (threadIdx.x % 4), stage_scales + TOKENS);
+  BlockMaxima<TOKENS> shared_maxima(maxima);
+  ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
+    float acc[2][TOKENS / 2];
+    SumScaledHalves<Traits::TYPE, TOKENS>(acc, ring, at, from, SCALE_BLOCK * SLAB_K_BYTES, p.k_blocks, scales);
+    StoreGatedBlockTokens<TOKENS>(p, acc, shared_maxima, part.tile.n_tile * SCALE_BLOCK, part.tile);
+  });
+}
+
 #endif
 
 template <typename Traits>
@@ -212,7 +233,12 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
     if (p.cluster > 1) ptx::ClusterWait();
   } else {
     ptx::TakeRegisters<SWAPPED_CONSUMER_REGISTERS>();
-    ConsumeSwapped<Traits>(p, ring, stages, reinterpret_cast<const float*>(aligned + SCALES), split, swap, role - 1);
+    const auto* const stage_scales = reinterpret_cast<const float*>(aligned + SCALES);
+    if constexpr (Traits::QUANTIZES) {
+      ConsumeGatedBlocks<Traits>(p, ring, stages, stage_scales, aligned + BUFFER + Traits::SPLIT_BYTES, role - 1);
+    } else {
+      ConsumeSwapped<Traits>(p, ring, stages, stage_scales, split, swap, role - 1);
+    }
   }
   if (p.cluster > 1) ptx::ClusterSync();  // the other blocks may still write to this one
 #endif
@@ -243,19 +269,15 @@ int MaxClusters(int shared_bytes, int split) {
   return std::max(0, count);
 }
 
-/// Compute d = a b^T with tiles of TOKENS tokens by 128 weights. With block scaling, every row of weights may have a
-/// scale.
-template <typename T, Scaling SCALING, int TOKENS>
-Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
-  using Traits = SwappedTraits<T, SCALING, TOKENS>;
-  if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
-  if (problem.activation.is_active && Traits::IS_BLOCK) return cudaErrorInvalidValue;
+template <typename T, typename Traits>
+Status LaunchSwapped(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
+  constexpr int TOKENS = Traits::TOKENS;
   const int k_blocks = int(CeilDiv(problem.k, Traits::BLOCK_K));
   if (config.cluster < 1 || config.cluster > std::min(SplitBuffer<TOKENS>::MAX_SPLIT, k_blocks)) {
     return cudaErrorInvalidValue;
   }
   GemmParams p{};
-  cudaError_t status = FillParams<T>(&p, problem, config, TOKENS, SWAPPED_WEIGHTS);
+  cudaError_t status = FillParams<T>(&p, problem, config, TOKENS, Traits::WEIGHTS);
   if (status != cudaSuccess) return status;
   p.tiles.raster = std::max(1, p.tiles.m_tiles);  // all tokens of one tile of weights, then the next weights
   p.read_weights_once = problem.m <= TOKENS;
@@ -271,6 +293,26 @@ Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Str
   const LaunchConfig launch(dim3(clusters * config.cluster), dim3(GEMM_THREADS), Traits::SHARED_BYTES,
                             config.enable_pdl, stream, config.cluster);
   return launch.Launch(kernel, p);
+}
+
+/// Compute d = a b^T with tiles of TOKENS tokens by 128 weights. With block scaling, every row of weights may have a
+/// scale; tiles of few tokens activate and quantise by blocks, 128 ups and 128 gates of weights with a scale per block.
+template <typename T, Scaling SCALING, int TOKENS>
+Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
+  if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
+  if constexpr (SCALING == Scaling::kBlock) {
+    if (problem.activation.is_active) {
+      if (config.cluster != 1 || problem.b_scale.rows != SCALE_BLOCK || problem.n % (2 * SCALE_BLOCK) != 0 ||
+          problem.activation.scales == nullptr) {
+        return cudaErrorInvalidValue;
+      }
+      if constexpr (TOKENS <= GATED_BLOCK_TOKENS) {
+        return LaunchSwapped<T, SwappedTraits<T, SCALING, TOKENS, true>>(problem, config, stream);
+      }
+      return cudaErrorInvalidValue;
+    }
+  }
+  return LaunchSwapped<T, SwappedTraits<T, SCALING, TOKENS>>(problem, config, stream);
 }
 
 }  // namespace gemm
