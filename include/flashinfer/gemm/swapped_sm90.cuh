@@ -86,6 +86,7 @@ __device__ __forceinline__ void ProduceParts(const GemmParams& p, const LoadWeig
       for (int kb = part.first; kb < part.end && early < Traits::STAGES; ++kb, ++early, at.Advance()) {
         if (is_leader) load_weights(part.tile, kb, at);
       }
+      return early < Traits::STAGES;  // a walk over the other tiles would delay the tokens of the first
     });
     ptx::GridDependencyWait();
   }
