@@ -39,7 +39,7 @@ def tile_tactics(kind: str, m: int, k: int, module: Optional[str] = None) -> lis
         if not tile.swapped:
             tactics += [(i, 1, False), (i, 2, False), (i, 2, True)] if m >= _FEWEST_ROWS else []
         elif m <= _MOST_SWAPPED_ROWS and m / 2 <= tile.block_m < 2 * max(8, m):
-            most = min(8 if tile.block_m <= 64 else 4, k_blocks)
+            most = min(tile.most_blocks, k_blocks)
             tactics += [(i, split, False) for split in (1, 2, 3, 4, 6, 8) if split <= most]
     return tactics
 

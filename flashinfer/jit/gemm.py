@@ -46,8 +46,8 @@ _TILES = {
 #: 16-bit tokens it was slower than copies of them.
 _GATHERED = ("fp8_block", 128, 256)
 
-#: Tokens of the tiles with 128 weights on the M side.
-_SWAPPED = (8, 16, 32, 64, 128)
+#: Tokens of the tiles with 128 weights on the M side, and with 64, whose warpgroups share K.
+_SWAPPED = {128: (8, 16, 32, 64, 128), 64: (8, 16, 32, 64)}
 
 
 class Tile(NamedTuple):
@@ -58,6 +58,13 @@ class Tile(NamedTuple):
     block_n: int
     entry: str
     gather_entry: str = ""  # entry of the kernel that gathers tokens; empty: there is none
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks at most that split K of a swapped tile, or share an operand of another one."""
+        if not self.swapped:
+            return 2
+        return 8 if self.block_m <= 64 and self.block_n == 128 else 4
 
     @property
     def unit(self) -> str:
@@ -78,7 +85,8 @@ def tiles_of(kind: str) -> list[Tile]:
         )
         for m, n in _TILES[kind]
     ]
-    return plain + [Tile(True, m, 128, f"GemmSwappedSm90<{common}, {m}>") for m in _SWAPPED]
+    swapped = [(m, n) for n, tokens in _SWAPPED.items() for m in tokens]
+    return plain + [Tile(True, m, n, f"GemmSwappedSm90<{common}, {m}, {n}>") for m, n in swapped]
 
 
 def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:

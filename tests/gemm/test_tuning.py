@@ -60,7 +60,7 @@ def test_tactics_are_tiles_that_exist(kind, m, k):
         assert known[tile].swapped or (cluster, share_b) in ((1, False), (2, False), (2, True))
         if known[tile].swapped:
             assert cluster <= max(1, k * (2 if kind == "bf16" else 1) // 128), "a block would have no part of K"
-            assert m <= 256 and not share_b
+            assert m <= 256 and not share_b and cluster <= known[tile].most_blocks
         else:
             assert m >= 32
 

@@ -59,6 +59,16 @@ EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
       return int(GemmSwappedSm90<float8_e4m3_t, BLOCK, 32>(g, c, nullptr));
     case 12:
       return int(GemmSwappedSm90<float8_e4m3_t, BLOCK, 8>(g, c, nullptr));
+    case 20:
+      return int(GemmSwappedSm90<bfloat16_t, TENSOR, 8, 64>(g, c, nullptr));
+    case 21:
+      return int(GemmSwappedSm90<bfloat16_t, TENSOR, 16, 64>(g, c, nullptr));
+    case 22:
+      return int(GemmSwappedSm90<float8_e4m3_t, TENSOR, 64, 64>(g, c, nullptr));
+    case 23:
+      return int(GemmSwappedSm90<float8_e4m3_t, BLOCK, 8, 64>(g, c, nullptr));
+    case 24:
+      return int(GemmSwappedSm90<float8_e4m3_t, BLOCK, 32, 64>(g, c, nullptr));
   }
   return -1;
 }

@@ -17,6 +17,7 @@ OUTPUTS = {F32: 0, torch.float16: 1, BF16: 2, E4M3: 3}
 DENSE_BF16, DENSE_FP8, DENSE_BLOCK, WIDE_BLOCK, ODD_BLOCK, FEW_BF16, FEW_BLOCK = 0, 1, 2, 3, 4, 10, 11
 GATHER_BLOCK = 5  # WIDE_BLOCK with rows that are gathered
 FEWEST_BLOCK = 12  # FEW_BLOCK with tiles of 8 tokens instead of 32
+TURN_BF16_8, TURN_BF16, TURN_FP8, TURN_BLOCK_8, TURN_BLOCK = 20, 21, 22, 23, 24  # tiles of 64 weights
 TAIL_BLOCK = 6  # tiles of 176 weights: a head of 128, a tail of 48
 
 
@@ -189,7 +190,7 @@ def test_factors_of_groups(library):
     """Sums are multiplied by the factor of their matrix of weights before they are rounded."""
     indptr = torch.tensor([0, 20, 20, 53, 60], dtype=torch.int32)
     a, b, factors = numbers(60, 64, dtype=BF16), numbers(4, 136, 64, dtype=BF16), torch.rand(4) + 0.5
-    for kernel in (DENSE_BF16, FEW_BF16):
+    for kernel in (DENSE_BF16, FEW_BF16, TURN_BF16):
         options = {"groups": indptr, "grouping": PACKED, "weight_factors": factors}
         out = run(library, kernel, poisoned(60, 136), a, b, **options)
         for group in (0, 2, 3):
@@ -211,6 +212,98 @@ def test_few_tokens_with_block_scales(library, per_row):
     scales = block_scales(a, b, per_row)
     out = run(library, FEW_BLOCK, poisoned(30, 136), a, b, scales=scales, cluster=2, weights_first=True)
     check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
+
+
+@pytest.mark.parametrize("kernel", [TURN_BF16_8, TURN_BF16])
+@pytest.mark.parametrize("k, blocks", [(64, 1), (72, 1), (448, 2), (2240, 1)])
+def test_warpgroups_that_share_k(library, kernel, k, blocks):
+    """K blocks that are one, odd, and more than the ring has; tiles that begin at stages of both warpgroups."""
+    a, b = numbers(21, k, dtype=BF16), numbers(200, k, dtype=BF16)
+    for seed in range(2):
+        library.seed(seed)
+        check(run(library, kernel, poisoned(21, 200), a, b, blocks=blocks, weights_first=seed == 1), a, b)
+
+
+@pytest.mark.parametrize("kernel", [TURN_BF16_8, TURN_BF16, TURN_FP8, TURN_BLOCK_8, TURN_BLOCK])
+def test_sums_of_warpgroups_do_not_depend_on_the_turn(library, kernel):
+    """Tiles of three K blocks begin at either warpgroup, as the number of blocks decides; results are equal."""
+    dtype = BF16 if kernel in (TURN_BF16_8, TURN_BF16) else E4M3
+    k = 192 if dtype is BF16 else 384
+    a, b = numbers(70, k, dtype=dtype), numbers(136, k, dtype=dtype)
+    scales = block_scales(a, b) if kernel in (TURN_BLOCK_8, TURN_BLOCK) else (None, None)
+    results = [run(library, kernel, poisoned(70, 136), a, b, scales=scales, blocks=blocks) for blocks in (1, 2, 32)]
+    check(results[0], dequantized(a, scales[0]), dequantized(b, scales[1]))
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("kernel, m", [(TURN_BF16_8, 19), (TURN_BF16, 33), (TURN_FP8, 70)])
+@pytest.mark.parametrize("cluster", [2, 3, 4])
+def test_split_of_warpgroups_that_share_k(library, kernel, m, cluster):
+    """Both splits of K: blocks of a cluster and the warpgroups of each, also with one K block per block."""
+    for k in (64 * cluster, 456):
+        dtype = E4M3 if kernel == TURN_FP8 else BF16
+        k *= 2 if kernel == TURN_FP8 else 1
+        a, b = numbers(m, k, dtype=dtype), numbers(200, k, dtype=dtype)
+        check(run(library, kernel, poisoned(m, 200), a, b, cluster=cluster, blocks=cluster), a, b)
+
+
+@pytest.mark.parametrize("kernel", [TURN_BLOCK_8, TURN_BLOCK])
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("k, cluster", [(128, 1), (640, 1), (3328, 1), (640, 2)])
+def test_block_scales_of_warpgroups_that_share_k(library, kernel, per_row, k, cluster):
+    """A scale of 128 weights, which two tiles share, or of each; two warps copy scales in turn."""
+    a, b = numbers(37, k, dtype=E4M3), numbers(264, k, dtype=E4M3)
+    scales = block_scales(a, b, per_row)
+    options = {"scales": scales, "cluster": cluster, "blocks": 2 * cluster, "weights_first": True}
+    check(
+        run(library, kernel, poisoned(37, 264), a, b, **options), dequantized(a, scales[0]), dequantized(b, scales[1])
+    )
+
+
+@pytest.mark.parametrize("dtype", [F32, torch.float16])
+def test_results_of_warpgroups_that_share_k(library, dtype):
+    """Other results than bf16, in rows of a wider tensor, with a bias; columns end inside a tile."""
+    a, b, bias = numbers(70, 208, dtype=E4M3), numbers(148, 208, dtype=E4M3), numbers(148, dtype=BF16)
+    out = poisoned(70, 160, dtype=dtype)
+    run(library, TURN_FP8, out[:, :148], a, b, scales=(torch.tensor([0.5]), torch.tensor([1.25])), bias=bias)
+    expected = a.double() @ b.double().mT * 0.625 + bias.double()
+    assert error(out[:, :148], expected) < (1e-6 if dtype is F32 else TOLERANCE)
+    assert out[:, 148:].isnan().all()
+
+
+def test_groups_of_warpgroups_that_share_k(library):
+    """Packed, masked and contiguous groups, some of them empty."""
+    a, b = numbers(60, 192, dtype=BF16), numbers(3, 136, 192, dtype=BF16)
+    indptr, weights = torch.tensor([[0, 20, 20, 53, 60], [1, 0, 2, 0, 0]], dtype=torch.int32)
+    out = poisoned(60, 136)
+    run(library, TURN_BF16, out, a, b, groups=indptr, weight_indices=weights[:4], grouping=PACKED, weights_first=True)
+    for group in (0, 2, 3):
+        rows = slice(int(indptr[group]), int(indptr[group + 1]))
+        check(out[rows], a[rows], b[weights[group]])
+    counts = torch.tensor([0, 20, 3], dtype=torch.int32)
+    a, out = numbers(3, 24, 192, dtype=BF16), torch.full((3, 24, 136), 7.0).to(BF16)
+    run(library, TURN_BF16, out, a, b, groups=counts, grouping=MASKED)
+    for group in (1, 2):
+        check(out[group, : counts[group]], a[group, : counts[group]], b[group])
+    assert all(bool((out[group, count:] == 7).all()) for group, count in enumerate(counts.tolist()))
+    owners = torch.tensor([2, -1, 0]).repeat_interleave(128)[:300].int()
+    a, out = numbers(300, 192, dtype=BF16), torch.full((300, 136), 7.0).to(BF16)
+    run(library, TURN_BF16, out, a, b, groups=owners, grouping=CONTIGUOUS)
+    check(out[:128], a[:128], b[2])
+    check(out[256:], a[256:], b[0])
+    assert bool((out[128:256] == 7).all())
+
+
+@pytest.mark.parametrize("kernel", [TURN_BF16, TURN_BLOCK])
+def test_warpgroups_that_share_k_refuse(library, kernel):
+    """Gated activations, which need rows of both warpgroups, and more than four blocks that split K."""
+    indptr, dtype = torch.tensor([0, 5], dtype=torch.int32), E4M3 if kernel == TURN_BLOCK else BF16
+    a, b = numbers(5, 1024, dtype=dtype), numbers(1, 256, 1024, dtype=dtype)
+    scales = block_scales(a, b) if kernel == TURN_BLOCK else (None, None)
+    options = {"groups": indptr, "grouping": PACKED, "scales": scales}
+    for refused in ({"activation": (None,) * 6}, {"cluster": 5}):
+        with pytest.raises(AssertionError):
+            run(library, kernel, torch.zeros(5, 256, dtype=BF16), a, b, **options, **refused)
 
 
 def test_masked_groups(library):

@@ -65,10 +65,20 @@ SWAPPED = [(kind, tile) for kind, tile in TILES if tiles_of(kind)[tile].swapped]
 @pytest.mark.parametrize("split", [2, 3, 4, 7, 8])
 def test_blocks_that_split_k(kind, tile, split):
     """Check clusters that exchange partial sums: tokens of several tiles, K that does not divide, several turns."""
-    if split > 4 and tiles_of(kind)[tile].block_m > 64:
+    if split > tiles_of(kind)[tile].most_blocks:
         pytest.skip("the receive buffer has room for four blocks")
     check(kind, 77, 712, 1936, tile=tile, cluster=split)
     check(kind, 300, 1024, 2048, tile=tile, cluster=split, blocks=3 * split)
+
+
+@pytest.mark.parametrize("kind, tile", SWAPPED)
+def test_results_do_not_depend_on_the_blocks(kind, tile):
+    """Check tiles of odd numbers of K blocks, which begin at other stages where a block has other tiles before."""
+    a, b = operands(kind, (70, 1440), (712, 1440))
+    scales = block_scales(a, b) if kind == "fp8_block" else (None, None)
+    first = gemm(kind, a, b, poisoned(70, 712), scales=scales, tile=tile)
+    for blocks in (1, 2, 5):
+        assert torch.equal(gemm(kind, a, b, poisoned(70, 712), scales=scales, tile=tile, blocks=blocks), first)
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
@@ -141,6 +151,8 @@ def test_dependent_launches():
 @pytest.mark.parametrize("m", [1, 30, 200])
 def test_scales_of_single_weight_rows(m):
     check("fp8_block", m, 264, 1024, per_row=True)
+    for tile in (tile for kind, tile in SWAPPED if kind == "fp8_block"):
+        check("fp8_block", m, 264, 1152, per_row=True, tile=tile)
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8"])
@@ -174,4 +186,10 @@ def test_weights_before_the_dependency(m):
         codes.view(torch.uint8).fill_(127), padded.fill_(torch.nan)
         module.quantize_1x128(codes, padded[:, :m], x, True)
         out = gemm("fp8_block", codes, b, poisoned(m, 1024), scales=scales, pdl=True, weights_first=True)
+        assert torch.equal(out, expected)
+    for tile in (tile for kind, tile in SWAPPED if kind == "fp8_block"):
+        expected = gemm("fp8_block", codes, b, poisoned(m, 1024), scales=scales, tile=tile)
+        codes.view(torch.uint8).fill_(127), padded.fill_(torch.nan)
+        module.quantize_1x128(codes, padded[:, :m], x, True)
+        out = gemm("fp8_block", codes, b, poisoned(m, 1024), scales=scales, pdl=True, weights_first=True, tile=tile)
         assert torch.equal(out, expected)

@@ -89,6 +89,24 @@ def test_few_tokens_are_not_padded_to_64(probe, kind, m):
     assert swapped and block_m <= 16
 
 
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
+@pytest.mark.parametrize("m", [1, 16, 64])
+def test_few_tiles_of_weights_are_halved(probe, kind, m):
+    """Check 56 tiles of 128 weights: 112 of 64 take more SMs. Of 8192 in 32 groups, each SM has many either way."""
+    swapped, _, block_n, cluster, *_ = choose(probe, kind, m, 7168, 4096)
+    assert (swapped, block_n, cluster) == (1, 64, 1)
+    assert choose(probe, kind, m, 8192, 4096, 32, MASKED)[2] >= 128
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
+@pytest.mark.parametrize("n", [256, 1024, 4096])
+def test_blocks_that_split_k_of_narrow_tiles(probe, kind, n):
+    """Check that at most as many blocks split K as the tile has room for."""
+    swapped, block_m, block_n, cluster, *_ = choose(probe, kind, 16, n, 14336)
+    most = {(t.block_m, t.block_n): t.most_blocks for t in tiles_of(kind) if t.swapped}
+    assert swapped and 1 < cluster <= most[block_m, block_n]
+
+
 def test_scales_of_single_weight_rows_need_swapped_operands(probe):
     assert choose(probe, "fp8_block", 4096, 7168, 4096, needs_swapped=True)[0]
 
@@ -96,9 +114,9 @@ def test_scales_of_single_weight_rows_need_swapped_operands(probe):
 @pytest.mark.parametrize("kind", ["bf16", "fp8"])
 @pytest.mark.parametrize("rows", [2, 8, 128, 1000, 65536])
 def test_gated_products_store_64_columns(probe, kind, rows):
-    """Half of the columns of a tile with tokens on the M side are results."""
-    swapped, _, block_n, *_ = choose(probe, kind, rows, 1536, 2048, 128, PACKED, is_gated=True)
-    assert swapped or block_n % 128 == 0
+    """Half of the columns of a tile are results; tiles of 64 weights do not activate."""
+    _, _, block_n, *_ = choose(probe, kind, rows, 1536, 2048, 128, PACKED, is_gated=True)
+    assert block_n % 128 == 0
 
 
 def test_gated_blocks_have_128_ups_and_gates(probe):

@@ -102,7 +102,7 @@ def variants(case: Case) -> Iterator[dict[str, Any]]:
         if tile.swapped:
             if case.m <= 256 and case.m / 2 <= tile.block_m < 2 * max(8, case.m):
                 for split in (1, 2, 3, 4, 6, 8) if case.groups == 1 else (1, 2, 4):
-                    if tile.block_m <= 64 or split <= 4:
+                    if split <= tile.most_blocks:
                         yield {"tile": i, "cluster": split}
             continue
         if case.grouping == CONTIGUOUS and tile.block_m > 128:

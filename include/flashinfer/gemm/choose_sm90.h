@@ -54,7 +54,12 @@ inline TileTime TimeOf(const TileShape& tile, bool is_block) {
   return size >= 128 * 128 ? TileTime{379, 1400} : TileTime{315, 700};
 }
 
-/// Return the time per 128 bytes of K of a tile with weights on the M side.
+/// Times of a tile of 64 weights whose warpgroups share K, relative to one of 128 weights. Not measured: a K block has half
+/// of the weights, and as many tokens.
+constexpr double TURN_K_BLOCK = 0.55;  // factor of the time of a K block
+constexpr double TURN_SUM = 400;       // ns: the sum of both warpgroups, once per tile
+
+/// Return the time per 128 bytes of K of a tile with 128 weights on the M side.
 inline double SwappedKBlock(int tokens, bool is_block) {
   if (tokens <= 16) return 250;
   if (tokens <= 32) return is_block ? 345 : 325;
@@ -115,9 +120,11 @@ inline double Swapped(const GemmShape& x, const TileShape& tile, int split, int 
   const double weights = has_halves ? 2 * tile.block_n : tile.block_n;
   const double tiles = g.count * CeilOf(g.rows, tile.block_m) * CeilOf(double(x.n), weights);
   // Half of an exchange overlaps with loads of the next tile; the last one overlaps with nothing.
-  const double exchange = Exchange(tile.block_m, split);
-  const double sum = SwappedKBlock(tile.block_m, x.is_block) * (has_halves ? 1.5 : 1) * CeilOf(KBlocks(x), split);
-  const double stores = 300 + 20 * tile.block_m;  // written from registers, some lines in parts
+  const bool has_turns = tile.block_n == TURN_WEIGHTS;
+  const double exchange = Exchange(has_turns ? tile.block_m / 2 : tile.block_m, split);  // a thread has half of them
+  const double factor = has_turns ? TURN_K_BLOCK : has_halves ? 1.5 : 1;
+  const double sum = SwappedKBlock(tile.block_m, x.is_block) * factor * CeilOf(KBlocks(x), split);
+  const double stores = 300 + 20 * tile.block_m + (has_turns ? TURN_SUM : 0);  // from registers, some lines in parts
   const double work = CeilOf(tiles, ClustersOf(split, sms)) * (sum + stores + exchange / 2);
   return Overlap(work, MemoryBytes(x) / DRAM) + exchange + START;
 }
@@ -131,9 +138,10 @@ inline int ChooseRaster(int block_m, int block_n, int sms) {
 }
 
 /// Return true if a tile can apply a gated activation: with tokens on the M side it stores 64 of its columns at a time, or,
-/// with block scales, quantises 128 ups and 128 gates to one block. With weights on the M side few tokens are quantised.
+/// with block scales, quantises 128 ups and 128 gates to one block. With weights on the M side few tokens are quantised,
+/// and both warpgroups have rows.
 inline bool CanGate(bool is_block, const TileShape& tile) {
-  if (tile.swapped) return !is_block || tile.block_m <= GATED_BLOCK_TOKENS;
+  if (tile.swapped) return tile.block_n == SWAPPED_WEIGHTS && (!is_block || tile.block_m <= GATED_BLOCK_TOKENS);
   return is_block ? tile.block_m == 128 && tile.block_n == 256 : tile.block_n % 128 == 0;
 }
 
@@ -149,7 +157,8 @@ inline bool CanServe(const GemmShape& x, const TileShape& tile) {
 /// Return how many blocks may split K of a swapped tile.
 inline int MostBlocks(const GemmShape& x, const TileShape& tile) {
   if (x.is_gated && x.is_block) return 1;
-  return int(std::min(tile.block_m > 64 ? 4.0 : 8.0, model::KBlocks(x)));
+  const double most = tile.block_n == TURN_WEIGHTS ? TURN_MAX_SPLIT : tile.block_m > 64 ? 4 : 8;
+  return int(std::min(most, model::KBlocks(x)));
 }
 
 /// Take a tile that was measured instead of the one that the rule chose, if it can serve the product; `cluster` blocks

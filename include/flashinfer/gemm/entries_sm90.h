@@ -10,11 +10,10 @@ namespace gemm {
 template <typename T, Scaling SCALING, int BLOCK_M, int BLOCK_N, bool GATHERS = false>
 Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream);
 
-/// Compute d = a b^T with weights on the M side of the tensor cores: tiles of TOKENS by 128 weights (swapped_sm90.cuh).
-template <typename T, Scaling SCALING, int TOKENS>
+/// Compute d = a b^T with weights on the M side of the tensor cores: tiles of TOKENS by 128 or 64 weights
+/// (swapped_sm90.cuh).
+template <typename T, Scaling SCALING, int TOKENS, int WEIGHTS = SWAPPED_WEIGHTS>
 Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream);
-
-constexpr int SWAPPED_WEIGHTS = 128;  // rows of weights per tile
 
 }  // namespace gemm
 }  // namespace flashinfer

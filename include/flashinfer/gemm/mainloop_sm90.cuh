@@ -39,13 +39,28 @@ __device__ __forceinline__ void StageProducts(float (&d)[COLUMNS / 2], uint64_t 
   }
 }
 
+/// Advance by STEP stages, as one of STEP consumers that take stages in turn.
+template <int STEP, int STAGES>
+__device__ __forceinline__ void Advance(hopper::RingPosition<STAGES>& at) {
+  if constexpr (STEP == 1) {
+    at.Advance();
+  } else {
+    at.template Skip<STEP>();
+  }
+}
+
 /// Compute acc = the sum over `k_blocks` stages, in the accumulators of the tensor cores. The products of one stage are
 /// in flight while the warpgroup waits for the next stage. A stage is released after the products of the next stage are
-/// issued.
-template <ptx::WgmmaType TYPE, int WAVES, int COLUMNS, int STAGES>
+/// issued. STEP: stages from one to the next; there may be none if other consumers take those between.
+template <ptx::WgmmaType TYPE, int WAVES, int COLUMNS, int STEP = 1, int STAGES>
 __device__ __forceinline__ void SumStages(float (&acc)[WAVES][COLUMNS / 2], const hopper::Ring<STAGES>& ring,
                                           hopper::RingPosition<STAGES>& at, const StageOperands& from, int k_blocks,
                                           uint32_t cluster) {
+  if (STEP > 1 && k_blocks == 0) {
+#pragma unroll
+    for (int i = 0; i < WAVES * COLUMNS / 2; ++i) acc[i / (COLUMNS / 2)][i % (COLUMNS / 2)] = 0.f;
+    return;
+  }
   int previous = 0;
   for (int kb = 0; kb < k_blocks; ++kb) {
     ring.WaitFull(at);
@@ -61,7 +76,7 @@ __device__ __forceinline__ void SumStages(float (&acc)[WAVES][COLUMNS / 2], cons
     ptx::WgmmaWait<1>();
     if (kb > 0) ring.Release(previous, cluster);
     previous = at.stage;
-    at.Advance();
+    Advance<STEP>(at);
   }
   ptx::WgmmaWait<0>();
 #pragma unroll
@@ -83,8 +98,8 @@ __device__ __forceinline__ void SkipStages(const hopper::Ring<STAGES>& ring, hop
 
 /// Compute acc = the sum over stages of products times scales, for the first `waves` waves; the others are zero. The sum
 /// is in fp32, because tensor cores keep only some 13 bits of fp8 sums. `scales` reads the scales of a stage from shared
-/// memory (Take), and adds scaled products (Add).
-template <ptx::WgmmaType TYPE, int WAVES, int COLUMNS, int STAGES, typename Scales>
+/// memory (Take), and adds scaled products (Add). STEP: stages from one to the next.
+template <ptx::WgmmaType TYPE, int WAVES, int COLUMNS, int STEP = 1, int STAGES, typename Scales>
 __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2], const hopper::Ring<STAGES>& ring,
                                                 hopper::RingPosition<STAGES>& at, const StageOperands& from,
                                                 int k_blocks, uint32_t cluster, Scales& scales, int waves = WAVES) {
@@ -114,7 +129,7 @@ __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2]
       }
       scales.Add(acc[w], scratch, w);
     }
-    at.Advance();
+    Advance<STEP>(at);
   }
 }
 

@@ -18,6 +18,9 @@ enum class Scaling {
 constexpr int SCALE_BLOCK = 128;
 constexpr int SLAB_K_BYTES = 128;          // bytes of K per stage of the ring
 constexpr int CONTIGUOUS_ALIGNMENT = 128;  // rows that share a group in kContiguous
+constexpr int SWAPPED_WEIGHTS = 128;       // rows of weights of a swapped tile
+constexpr int TURN_WEIGHTS = 64;           // of one whose warpgroups take stages in turn (turns_sm90.cuh)
+constexpr int TURN_MAX_SPLIT = 4;          // blocks at most that split K of such a tile
 constexpr int GATED_BLOCK_TOKENS = 32;     // tokens at most of a swapped tile that activates and quantises by blocks
 
 /// Matrix of fp32 scales of tokens or weights. Strides are in elements.
@@ -70,10 +73,10 @@ struct GemmProblem {
 
 /// Tile shape of a kernel, and sharing of loads between blocks.
 struct GemmConfig {
-  bool swapped = false;  // weights on the M side (64 rows per warpgroup), tokens on the N side
+  bool swapped = false;  // weights on the M side, tokens on the N side
   int block_m = 128;     // tokens per tile
   int block_n = 128;     // weights per tile
-  int cluster = 1;       // blocks per cluster: 2 share an operand; if swapped, 1 .. 8 split K
+  int cluster = 1;       // blocks per cluster: 2 share an operand; if swapped, up to 8 split K
   bool share_b = false;  // true: the pair computes two tiles along M and shares weights; false: along N, shares tokens
   int raster = 8;        // tiles along M per band; a band visits all of them before the next tile along N
   int blocks = 132;      // blocks to launch at most, one per SM

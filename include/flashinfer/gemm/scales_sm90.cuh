@@ -11,7 +11,7 @@ namespace flashinfer {
 namespace gemm {
 
 /// Scales of one stage in shared memory, in floats: one per token of the tile, then one per weight column (SINGLE: per
-/// weight, otherwise per 128 weights; one per head, then one per 16 weights of the tail).
+/// weight, or only the first if the weights of a narrow tile share it; otherwise per 128 weights; one per head, then one per 16 weights of the tail).
 template <int TOKENS, int WEIGHTS, bool SINGLE>
 struct StageScales {
   using Columns = TileColumns<WEIGHTS>;
@@ -69,6 +69,10 @@ class ScaleCopies {
     const int lane = threadIdx.x % 32;
     const float* weight = weight_ + kb * p.weight_scale.k_stride;
     if constexpr (SINGLE) {
+      if (WEIGHTS < SCALE_BLOCK && p.weight_scale.rows != 1) {
+        if (lane == 0) ptx::CopyAsync4(to + 4 * TOKENS, weight);
+        return;
+      }
       // 32 weights have 32 scales, or one that repeats
       const int64_t step = p.weight_scale.rows == 1 ? 32 * p.weight_scale.row_stride : 0;
 #pragma unroll 1
@@ -213,13 +217,14 @@ class TailScales {
 template <int TOKENS, int STAGE_FLOATS>
 class ColumnScales {
  public:
-  /// `tokens`, `weights`: scales of stage 0 of this thread's first two tokens and of its first row of weights.
-  __device__ __forceinline__ ColumnScales(const float* tokens, const float* weights)
-      : tokens_(tokens), weights_(weights) {}
+  /// `tokens`, `weights`: scales of stage 0 of this thread's first two tokens and of its first row of weights. `step`:
+  /// distance to the scale of its second row, 8 rows behind; 0 if they share one.
+  __device__ __forceinline__ ColumnScales(const float* tokens, const float* weights, int step = 8)
+      : tokens_(tokens), weights_(weights), step_(step) {}
 
   __device__ __forceinline__ void Take(int stage) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) now_weights_[i] = weights_[stage * STAGE_FLOATS + 8 * i];
+    for (int i = 0; i < 2; ++i) now_weights_[i] = weights_[stage * STAGE_FLOATS + step_ * i];
 #pragma unroll
     for (int i = 0; i < TOKENS / 8; ++i) {
       now_tokens_[i] = *reinterpret_cast<const float2*>(tokens_ + stage * STAGE_FLOATS + 8 * i);
@@ -235,6 +240,7 @@ class ColumnScales {
 
  private:
   const float *tokens_, *weights_;
+  const int step_;
   float2 now_tokens_[TOKENS / 8];
   float now_weights_[2];
 };

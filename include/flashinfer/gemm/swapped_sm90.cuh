@@ -2,7 +2,7 @@
 // GEMM for few tokens: weights are the M side of the tensor cores (64 rows per warpgroup) and tokens the N side, so
 // tokens are not padded to 64. Weights stream through a ring that fills shared memory. The blocks of a cluster split K
 // of each tile evenly; split_sm90.cuh adds their partial sums. A block-scaled tile that activates and quantises has 256
-// weights, 128 ups and their gates, and is not split.
+// weights, 128 ups and their gates, and is not split. The warpgroups of a tile of 64 weights share K (turns_sm90.cuh).
 #pragma once
 #include <type_traits>
 
@@ -15,6 +15,7 @@
 #include "scales_sm90.cuh"
 #include "split_sm90.cuh"
 #include "store_sm90.cuh"
+#include "turns_sm90.cuh"
 
 namespace flashinfer {
 namespace gemm {
@@ -23,25 +24,34 @@ constexpr int SWAPPED_PRODUCER_REGISTERS = 72;  // 72 * 128 + 216 * 256 = 168 * 
 constexpr int SWAPPED_CONSUMER_REGISTERS = 216;
 
 /// Sizes of one instantiation. QUANTIZES: block-scaled sums are activated and quantised by blocks.
-template <typename T, Scaling SCALING, int TOKENS_, bool QUANTIZES_ = false>
+template <typename T, Scaling SCALING, int TOKENS_, int WEIGHTS_ = SWAPPED_WEIGHTS, bool QUANTIZES_ = false>
 struct SwappedTraits {
   static constexpr ptx::WgmmaType TYPE = WgmmaTypeOf<T>::TYPE;
   static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock, QUANTIZES = QUANTIZES_;
-  static constexpr bool CAN_GATE = QUANTIZES || !IS_BLOCK;
-  static constexpr int TOKENS = TOKENS_, WEIGHTS = QUANTIZES ? 2 * SCALE_BLOCK : SWAPPED_WEIGHTS;
+  static constexpr bool SHARES_K = WEIGHTS_ == TURN_WEIGHTS;  // the consumer warpgroups take stages in turn
+  static constexpr bool CAN_GATE = QUANTIZES || !(IS_BLOCK || SHARES_K);
+  static constexpr int TOKENS = TOKENS_, WEIGHTS = QUANTIZES ? 2 * SCALE_BLOCK : WEIGHTS_;
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int WEIGHT_BYTES = WEIGHTS * SLAB_K_BYTES, TOKEN_BYTES = TOKENS * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = WEIGHT_BYTES + TOKEN_BYTES;
-  static constexpr int SPLIT_BYTES = QUANTIZES ? 0 : SplitBuffer<TOKENS>::MaxBytes();
-  static constexpr int GATE_BYTES = QUANTIZES ? MaximaBytes(TOKENS) : IS_BLOCK ? 0 : SWAP_BYTES;
-  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES - GATE_BYTES;
+  static constexpr int SPLIT_TOKENS = SHARES_K && TOKENS > 8 ? TOKENS / 2 : TOKENS;  // tokens of a consumer's sums
+  static constexpr int MAX_SPLIT = SHARES_K ? TURN_MAX_SPLIT : SplitBuffer<TOKENS>::MAX_SPLIT;
+  static constexpr int SPLIT_BYTES = QUANTIZES ? 0 : SplitBuffer<SPLIT_TOKENS>::BytesUpTo(MAX_SPLIT);
+  // What the consumers of a block tell each other: sums, largest results, or gates.
+  static constexpr int SWAPPED_BYTES = SHARES_K    ? TurnBuffer<TOKENS>::BYTES
+                                       : QUANTIZES ? MaximaBytes(TOKENS)
+                                       : IS_BLOCK  ? 0
+                                                   : SWAP_BYTES;
+  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES - SWAPPED_BYTES;
   using Scales = StageScales<TOKENS, WEIGHTS, !QUANTIZES>;
   static constexpr int SCALE_BYTES = IS_BLOCK ? Scales::BYTES : 0;  // per stage
-  static constexpr int STAGES = RING_BYTES / (STAGE_BYTES + SCALE_BYTES);
+  static constexpr int TAKERS = SHARES_K ? CONSUMERS : 1;           // of stages, in turn
+  static constexpr int STAGES = RING_BYTES / (STAGE_BYTES + SCALE_BYTES) / TAKERS * TAKERS;
   static constexpr int SHARED_BYTES =
-      1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + GATE_BYTES;
+      1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + SWAPPED_BYTES;
   static constexpr int SPLIT_BARRIERS = BARRIER_BYTES - 64;  // byte offset of the barriers of SplitSum
   static_assert(IS_BLOCK || !QUANTIZES, "scales of blocks");
+  static_assert(SHARES_K || WEIGHTS_ == SWAPPED_WEIGHTS, "weights of a tile");
   static_assert(2 * STAGES * 8 <= SPLIT_BARRIERS && SCALE_BYTES % 16 == 0 && TOKENS % 8 == 0 && STAGE_BYTES % 1024 == 0,
                 "tile shape");
 };
@@ -55,11 +65,13 @@ struct TilePart {
 };
 
 /// Call body(part, position in the ring) for each tile of this cluster, or until a body that returns bool returns false. The
-/// body advances the position once per K block. All lanes of a warp call it together.
+/// body advances the position once per K block, from stage `taker` on by TAKERS if these take stages in turn. All lanes of a
+/// warp call it together.
 template <typename Traits, typename Body>
-__device__ __forceinline__ void ForEachPart(const GemmParams& p, const Body& body) {
+__device__ __forceinline__ void ForEachPart(const GemmParams& p, const Body& body, int taker = 0) {
   const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0, step = int(gridDim.x) / p.cluster;
   hopper::RingPosition<Traits::STAGES> at;
+  at.stage = taker;
   TileList<Traits::TOKENS> list(p.tiles, 0);
   TilePart part;
   part.first = p.k_blocks * rank / p.cluster, part.end = p.k_blocks * (rank + 1) / p.cluster;
@@ -128,25 +140,32 @@ __device__ __forceinline__ void ProduceSwapped(const GemmParams& p, const hopper
   ProduceParts<Traits>(p, load_weights, load_tokens);
 }
 
-/// Copy the block scales of each stage.
+/// Copy the block scales of each stage, or of those of one of two warps that take stages in turn.
 template <typename Traits>
 __device__ __forceinline__ void ProduceSwappedScales(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
                                                      uint32_t scales) {
+  constexpr int TAKERS = Traits::TAKERS;
+  const int taker = TAKERS > 1 ? int(threadIdx.x) / 32 - 1 : 0;
+  int offset = taker;  // of its first K block in the tile
   if (p.weights_first) ptx::GridDependencyWait();
-  ForEachPart<Traits>(p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
+  const auto copy_part = [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
     const ScaleCopies<Traits::TOKENS, Traits::WEIGHTS, !Traits::QUANTIZES> copies(p, part.tile);
-    for (int kb = part.first; kb < part.end; ++kb, at.Advance()) {
+    int kb = part.first + offset;
+    for (; kb < part.end; kb += TAKERS, Advance<TAKERS>(at)) {
       ring.WaitEmpty(at);
       copies.Run(p, scales + at.stage * Traits::SCALE_BYTES, kb);
       ptx::MbarrierArriveCopies(ring.Full(at.stage));
     }
-  });
+    if (TAKERS > 1) offset = kb - part.end;
+  };
+  ForEachPart<Traits>(p, copy_part, taker);
 }
 
 template <typename Traits>
 __device__ __forceinline__ void ConsumeSwapped(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
                                                uint32_t stages, const float* stage_scales,
-                                               const SplitSum<Traits::TOKENS>& split, HalvesSwap swap, int group) {
+                                               const SplitSum<Traits::SPLIT_TOKENS>& split, HalvesSwap swap,
+                                               int group) {
   constexpr int TOKENS = Traits::TOKENS;
   const StageOperands from = {hopper::DescriptorKMajor(stages + group * 64 * SLAB_K_BYTES),
                               hopper::DescriptorKMajor(stages + Traits::WEIGHT_BYTES), Traits::STAGE_BYTES};
@@ -181,7 +200,46 @@ __device__ __forceinline__ void ConsumeSwapped(const GemmParams& p, const hopper
   if (p.cluster > 1 && turn == 0) ptx::ClusterWait();
 }
 
-/// Sum, activate and quantise tiles of 128 ups and their gates: each warpgroup has 64 of both. `maxima`: GATE_BYTES.
+/// Sum tiles of 64 weights: the warpgroups take stages in turn, add their sums, and each finishes half of the tokens.
+/// `sums`: SWAPPED_BYTES.
+template <typename Traits>
+__device__ __forceinline__ void ConsumeTurns(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
+                                             uint32_t stages, const float* stage_scales,
+                                             const SplitSum<Traits::SPLIT_TOKENS>& split, unsigned char* sums,
+                                             int group) {
+  constexpr int TOKENS = Traits::TOKENS, TAKERS = Traits::TAKERS;
+  const StageOperands from = {hopper::DescriptorKMajor(stages), hopper::DescriptorKMajor(stages + Traits::WEIGHT_BYTES),
+                              Traits::STAGE_BYTES};
+  const float scale = Traits::IS_BLOCK ? 1.f : TensorScale(p);
+  TurnSum<TOKENS> turn_sum(sums);
+  Turns turns(group);
+  uint32_t turn = 0;
+  const auto consume_part = [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
+    const int k_blocks = turns.Count(part.end - part.first);
+    float acc[1][TOKENS / 2], own[Traits::SPLIT_TOKENS / 2];
+    if constexpr (Traits::IS_BLOCK) {
+      const bool is_single = p.weight_scale.rows == 1;  // every row has a scale
+      const int row = int(threadIdx.x) % WARPGROUP / 32 * 16 + int(threadIdx.x) % 32 / 4;
+      ColumnScales<TOKENS, Traits::Scales::FLOATS> scales(
+          stage_scales + 2 * (threadIdx.x % 4), stage_scales + TOKENS + (is_single ? row : 0), is_single ? 8 : 0);
+      SumScaledStages<Traits::TYPE, 1, TOKENS, TAKERS>(acc, ring, at, from, k_blocks, 1, scales);
+    } else {
+      SumStages<Traits::TYPE, 1, TOKENS, TAKERS>(acc, ring, at, from, k_blocks, 1);
+    }
+    turn_sum.Add(acc[0], own, group);
+    if (p.cluster > 1 && turn == 0) ptx::ClusterWait();  // barriers of the other blocks are initialised
+    const int column = part.tile.n_tile * Traits::WEIGHTS;
+    const float factor = scale * WeightFactor(p, part.tile);
+    split.Add(own, turn++, [&](int i, float (&sum)[4]) {
+      const int row = part.tile.row + 8 * TurnSum<TOKENS>::Fragment(i, group);
+      if (row < min(part.tile.row + TOKENS, part.tile.end_row)) StoreTokens(p, sum, factor, column, part.tile, row);
+    });
+  };
+  ForEachPart<Traits>(p, consume_part, group);
+  if (p.cluster > 1 && turn == 0) ptx::ClusterWait();
+}
+
+/// Sum, activate and quantise tiles of 128 ups and their gates: each warpgroup has 64 of both. `maxima`: SWAPPED_BYTES.
 template <typename Traits>
 __device__ __forceinline__ void ConsumeGatedBlocks(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
                                                    uint32_t stages, const float* stage_scales, unsigned char* maxima,
@@ -211,11 +269,11 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
   constexpr int SCALES = BARRIER_BYTES + Traits::STAGES * Traits::STAGE_BYTES;
   constexpr int BUFFER = SCALES + Traits::STAGES * Traits::SCALE_BYTES;
   const HalvesSwap swap(aligned + BUFFER + Traits::SPLIT_BYTES);
-  const SplitSum<Traits::TOKENS> split(aligned + Traits::SPLIT_BARRIERS, aligned + BUFFER, p.cluster);
+  const SplitSum<Traits::SPLIT_TOKENS> split(aligned + Traits::SPLIT_BARRIERS, aligned + BUFFER, p.cluster);
   if (threadIdx.x == 0) {
     ptx::PrefetchTensorMap(&p.weights);
     ptx::PrefetchTensorMap(&p.tokens);
-    ring.Init(CONSUMERS * WARPGROUP / 32, Traits::IS_BLOCK ? 1 + 32 : 1);
+    ring.Init(CONSUMERS / Traits::TAKERS * WARPGROUP / 32, Traits::IS_BLOCK ? 1 + 32 : 1);
     split.Init();
   }
   __syncthreads();
@@ -227,7 +285,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
     ptx::ReleaseRegisters<SWAPPED_PRODUCER_REGISTERS>();
     if (threadIdx.x < 32) {
       ProduceSwapped<Traits>(p, ring, stages);
-    } else if (Traits::IS_BLOCK && threadIdx.x < 64) {
+    } else if (Traits::IS_BLOCK && threadIdx.x < 32 * (1 + Traits::TAKERS)) {
       ProduceSwappedScales<Traits>(p, ring, base + SCALES);
     }
     __syncwarp();
@@ -237,6 +295,8 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
     const auto* const stage_scales = reinterpret_cast<const float*>(aligned + SCALES);
     if constexpr (Traits::QUANTIZES) {
       ConsumeGatedBlocks<Traits>(p, ring, stages, stage_scales, aligned + BUFFER + Traits::SPLIT_BYTES, role - 1);
+    } else if constexpr (Traits::SHARES_K) {
+      ConsumeTurns<Traits>(p, ring, stages, stage_scales, split, aligned + BUFFER + Traits::SPLIT_BYTES, role - 1);
     } else {
       ConsumeSwapped<Traits>(p, ring, stages, stage_scales, split, swap, role - 1);
     }
@@ -274,7 +334,7 @@ template <typename T, typename Traits>
 Status LaunchSwapped(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
   constexpr int TOKENS = Traits::TOKENS;
   const int k_blocks = int(CeilDiv(problem.k, Traits::BLOCK_K));
-  if (config.cluster < 1 || config.cluster > std::min(SplitBuffer<TOKENS>::MAX_SPLIT, k_blocks)) {
+  if (config.cluster < 1 || config.cluster > std::min(Traits::MAX_SPLIT, k_blocks)) {
     return cudaErrorInvalidValue;
   }
   GemmParams p{};
@@ -296,24 +356,27 @@ Status LaunchSwapped(const GemmProblem& problem, const GemmConfig& config, Strea
   return launch.Launch(kernel, p);
 }
 
-/// Compute d = a b^T with tiles of TOKENS tokens by 128 weights. With block scaling, every row of weights may have a
-/// scale; tiles of few tokens activate and quantise by blocks, 128 ups and 128 gates of weights with a scale per block.
-template <typename T, Scaling SCALING, int TOKENS>
+/// Compute d = a b^T with tiles of TOKENS tokens by 128 weights, or by 64 without a gated activation. With block scaling,
+/// every row of weights may have a scale; tiles of few tokens activate and quantise by blocks, 128 ups and 128 gates of
+/// weights with a scale per block.
+template <typename T, Scaling SCALING, int TOKENS, int WEIGHTS>
 Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
   if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
-  if constexpr (SCALING == Scaling::kBlock) {
+  if constexpr (WEIGHTS == TURN_WEIGHTS) {
+    if (problem.activation.is_active) return cudaErrorInvalidValue;
+  } else if constexpr (SCALING == Scaling::kBlock) {
     if (problem.activation.is_active) {
       if (config.cluster != 1 || problem.b_scale.rows != SCALE_BLOCK || problem.n % (2 * SCALE_BLOCK) != 0 ||
           problem.activation.scales == nullptr) {
         return cudaErrorInvalidValue;
       }
       if constexpr (TOKENS <= GATED_BLOCK_TOKENS) {
-        return LaunchSwapped<T, SwappedTraits<T, SCALING, TOKENS, true>>(problem, config, stream);
+        return LaunchSwapped<T, SwappedTraits<T, SCALING, TOKENS, WEIGHTS, true>>(problem, config, stream);
       }
       return cudaErrorInvalidValue;
     }
   }
-  return LaunchSwapped<T, SwappedTraits<T, SCALING, TOKENS>>(problem, config, stream);
+  return LaunchSwapped<T, SwappedTraits<T, SCALING, TOKENS, WEIGHTS>>(problem, config, stream);
 }
 
 }  // namespace gemm
