@@ -230,32 +230,32 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
     }
     if constexpr (Columns::HAS_TAIL) {
       constexpr int HEAD = Columns::HEAD, TAIL = Columns::TAIL;
-      const float factor = scale * WeightFactor(p, tile);
-      StoreColumns<HEAD>(p, reinterpret_cast<float (&)[HEAD / 2]>(acc[0][0]), factor, staging, column, tile, row);
-      StoreColumns<TAIL>(p, reinterpret_cast<float (&)[TAIL / 2]>(acc[0][HEAD / 2]), factor, staging,
+      StoreColumns<HEAD>(p, reinterpret_cast<float (&)[HEAD / 2]>(acc[0][0]), scale, staging, column, tile, row);
+      StoreColumns<TAIL>(p, reinterpret_cast<float (&)[TAIL / 2]>(acc[0][HEAD / 2]), scale, staging,
                          Columns::Tail(tile.n_tile, p.tiles.TilesAlongN()), tile, row);
-      continue;
-    } else if constexpr (Traits::PARTS > 0) {
-      if (AreWholeColumns<Traits::BLOCK_N>(p, column)) {
+    } else if (Traits::PARTS > 0 && AreWholeColumns<Traits::BLOCK_N>(p, column)) {
 #pragma unroll
-        for (int w = 0; w < Traits::WAVES; ++w) {
-          StoreWholeColumns<Traits::GROUP_N>(p, acc[w], staging, column + w * Traits::GROUP_N, tile, row);
-        }
-        continue;
+      for (int w = 0; w < Traits::WAVES; ++w) {
+        StoreWholeColumns<Traits::GROUP_N>(p, acc[w], staging, column + w * Traits::GROUP_N, tile, row);
       }
-    }
+    } else {
 #pragma unroll
-    for (int w = 0; w < Traits::WAVES; ++w) {
-      const int wave_row = Traits::IN_HALVES ? row : row + 64 * w;
-      if (wave_row >= tile.end_row) break;
-      if constexpr (Traits::CAN_GATE && !Traits::IS_BLOCK) {
-        if (p.activation.is_active) {
-          StoreGatedRows<Traits::GROUP_N>(p, acc[w], scale, staging, column / 2, tile, wave_row);
-          continue;
+      for (int w = 0; w < Traits::WAVES; ++w) {
+        const int wave_row = Traits::IN_HALVES ? row : row + 64 * w;
+        if (wave_row >= tile.end_row) break;
+        if constexpr (Traits::CAN_GATE && !Traits::IS_BLOCK) {
+          if (p.activation.is_active) {
+            StoreGatedRows<Traits::GROUP_N>(p, acc[w], scale, staging, column / 2, tile, wave_row);
+            continue;
+          }
+        }
+        if constexpr (Traits::PARTS > 0) {
+          StoreRows<Traits::GROUP_N>(p, acc[w], scale * WeightFactor(p, tile), staging,
+                                     Traits::IN_HALVES ? column + w * Traits::GROUP_N : column, tile, wave_row);
+        } else {
+          StoreColumns<Traits::GROUP_N>(p, acc[w], scale, staging, column, tile, wave_row);
         }
       }
-      StoreRows<Traits::GROUP_N>(p, acc[w], scale * WeightFactor(p, tile), staging,
-                                 Traits::IN_HALVES ? column + w * Traits::GROUP_N : column, tile, wave_row);
     }
   }
 }

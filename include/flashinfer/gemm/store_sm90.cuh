@@ -139,6 +139,11 @@ __device__ __forceinline__ void StoreRows(const GemmParams& p, float (&d)[COLUMN
   }
 }
 
+/// Return the factor of the sums of a matrix of weights.
+__device__ __forceinline__ float WeightFactor(const GemmParams& p, const Tile& tile) {
+  return p.weight_factors == nullptr ? 1.f : p.weight_factors[tile.weight_batch];
+}
+
 /// Return true if results of COLUMNS columns from `column` are plain bf16, without bias or factor, inside the matrix:
 /// StoreWholeColumns() can store them.
 template <int COLUMNS>
@@ -186,9 +191,13 @@ template <int COLUMNS>
 __device__ __forceinline__ void StoreColumns(const GemmParams& p, float (&d)[COLUMNS / 2], float scale,
                                              uint32_t staging, int column, const Tile& tile, int row) {
   if (AreWholeColumns<COLUMNS>(p, column)) {
+    if (scale != 1.f) {
+#pragma unroll
+      for (int i = 0; i < COLUMNS / 2; ++i) d[i] *= scale;
+    }
     StoreWholeColumns<COLUMNS>(p, d, staging, column, tile, row);
   } else if (column < p.n) {
-    StoreRows<COLUMNS>(p, d, scale, staging, column, tile, row);
+    StoreRows<COLUMNS>(p, d, scale * WeightFactor(p, tile), staging, column, tile, row);
   }
 }
 
@@ -217,11 +226,6 @@ __device__ __forceinline__ void StoreTokens(const GemmParams& p, float (&d)[4], 
   if (token < tile.end_row) {
     StoreWords(p, RowOf<uint16_t>(p, tile, token), warp_column + quad % 2 * 8 + quad / 2 * 4, words);
   }
-}
-
-/// Return the factor of the sums of a matrix of weights.
-__device__ __forceinline__ float WeightFactor(const GemmParams& p, const Tile& tile) {
-  return p.weight_factors == nullptr ? 1.f : p.weight_factors[tile.weight_batch];
 }
 
 /// Return the product of the per-tensor scales in device memory; a missing scale is 1.
