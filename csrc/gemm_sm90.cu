@@ -32,9 +32,10 @@ bool HasDtype(const TensorView& x, DLDataType dtype) {
   return encode_dlpack_dtype(x.dtype()) == encode_dlpack_dtype(dtype);
 }
 
-/// Return true if the kernels of this module take the dtypes and layouts of the operands.
-bool Serves(const TensorView& out, const TensorView& a, const TensorView& b, const Optional<TensorView>& bias) {
-  if (!HasDtype(a, ElementDtype()) || !HasDtype(b, ElementDtype())) return false;
+/// Return true if the kernels of this module take the dtypes and layouts of the operands. `tokens`: the dtype of a.
+bool Serves(const TensorView& out, const TensorView& a, const TensorView& b, const Optional<TensorView>& bias,
+            DLDataType tokens = ElementDtype()) {
+  if (!HasDtype(a, tokens) || !HasDtype(b, ElementDtype())) return false;
   if (bias.has_value() && !HasDtype(bias.value(), dl_bfloat16)) return false;
   if (HasDtype(out, dl_float32)) {
     // Tensor cores keep 13 bits of sums of 8-bit products; the general kernel sums in fp32.
@@ -317,6 +318,26 @@ bool gemm_sm90_with_tile(TensorView out, TensorView a, TensorView b, Optional<Te
   });
 }
 
+/// Multiply few rows that the product quantises itself. Returns false, having done nothing, for other operands.
+static bool MultiplyUnquantized(const TensorView& out, const TensorView& input, const TensorView& weight,
+                                const TensorView& weight_scale, int64_t scale_rows, bool enable_pdl) {
+  const bool are_matrices = input.ndim() == 2 && weight.ndim() == 2 && out.ndim() == 2;
+  if (QUANTIZING_ENTRY == nullptr || scale_rows != SCALE_BLOCK || !are_matrices) return false;
+  if (input.size(0) > QUANTIZING_TOKENS || input.size(1) % SCALE_BLOCK != 0) return false;
+  if (!Serves(out, input, weight, {}, dl_bfloat16)) return false;
+  GemmProblem p;
+  if (!Describe(&p, out, input, weight, {}, {}, {}, int64_t(Grouping::kBatched))) return true;
+  p.b_scale = BlockScale("b_scale", weight_scale, weight, p.n, p.k, SCALE_BLOCK);
+  p.is_unquantized = true;
+  const DLDevice device = input.device();
+  constexpr TileShape TILE{true, QUANTIZING_TOKENS, TURN_WEIGHTS};
+  GemmConfig c = ChooseSm90(ShapeOf(p, p.m), &TILE, 1, SmCount(device.device_id));
+  c.enable_pdl = UsePdl(enable_pdl, device);
+  DeviceGuard guard(device);
+  CheckStatus(OP, QUANTIZING_ENTRY(p, c, get_stream(device)));
+  return true;
+}
+
 bool gemm_sm90_quantizing(TensorView out, TensorView input, TensorView weight, TensorView weight_scale,
                           int64_t scale_rows, TensorView workspace, bool enable_pdl) {
   if constexpr (SCALING == Scaling::kBlock) {
@@ -328,6 +349,7 @@ bool gemm_sm90_quantizing(TensorView out, TensorView input, TensorView weight, T
     }
     Expect(OP, "workspace", workspace).numel(m * k + padded * (k / SCALE_BLOCK) * int64_t(sizeof(float)));
     if (!TakesBulkCopies(input)) return false;
+    if (MultiplyUnquantized(out, input, weight, weight_scale, scale_rows, enable_pdl)) return true;
     auto* const codes = static_cast<uint8_t*>(workspace.data_ptr());
     auto* const scales = reinterpret_cast<float*>(codes + m * k);
     int64_t code_shape[] = {m, k}, code_strides[] = {k, 1};
@@ -366,6 +388,7 @@ bool gemm_sm90_blockscale(TensorView out, TensorView input, TensorView weight, O
                      scale_rows, 0, enable_pdl, false);
   }
   if (!HasDtype(input, dl_bfloat16)) return false;
+  if (MultiplyUnquantized(out, input, weight, weight_scale, scale_rows, enable_pdl)) return true;
   const int64_t bytes = m * k + (m + 3) / 4 * 4 * (k / SCALE_BLOCK) * int64_t(sizeof(float));
   const Tensor workspace = alloc_tensor({bytes}, dl_uint8, input.device());
   return gemm_sm90_quantizing(out, input, weight, weight_scale, scale_rows, TensorView(workspace), enable_pdl);

@@ -50,6 +50,11 @@ _GATHERED = ("fp8_block", 128, 256)
 _SWAPPED = {128: (8, 16, 32, 64, 128), 64: (8, 16, 32, 64)}
 
 
+#: The kernel of fp8_block that quantises few tokens, a tile of ``QUANTIZING_TOKENS`` by ``TURN_WEIGHTS``.
+_QUANTIZING_UNIT = "quantizing_8x64"
+_QUANTIZING_ENTRY = "GemmSwappedSm90<float8_e4m3_t, Scaling::kBlock, 8, 64, true>"
+
+
 class Tile(NamedTuple):
     """A tile that a module has a kernel for: its sizes, the side of the tokens, and the C++ entries."""
 
@@ -103,7 +108,9 @@ def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
     }
     gathered = [t for t in tiles if t.gather_entry]
     units |= {t.unit.replace("tile", "gather"): {**units[t.unit], "entry": t.gather_entry} for t in gathered}
-    if scaling == "kBlock":
+    quantizing_entry = _QUANTIZING_ENTRY if scaling == "kBlock" else ""
+    if quantizing_entry:
+        units[_QUANTIZING_UNIT] = {**units["swapped_8x64"], "entry": quantizing_entry}
         units["quantize"] = {
             "entry": "Quantize1x128<bfloat16_t>",
             "header": "quantize_1x128.cuh",
@@ -120,7 +127,12 @@ def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
         backend="cuda",
         name=f"gemm_sm90_{kind}",
         kernels=units,
-        config={"element": element, "scaling": scaling, "tiles": entries},
+        config={
+            "element": element,
+            "scaling": scaling,
+            "tiles": entries,
+            "quantizing_entry": qualify(quantizing_entry),
+        },
         extra_cuda_cflags=sm90a_nvcc_flags,
     )
 

@@ -73,6 +73,22 @@ def test_e4m3_times_e4m3(device, m, n, k):
     close(out, reference(x, w, x_scale, w_scale), ATOL)
 
 
+@pytest.mark.parametrize("m", range(1, 10))
+@pytest.mark.parametrize("n, k", [(64, 128), (192, 3456)])
+@pytest.mark.parametrize("gap", [0, 8, 3])
+def test_few_rows(device, m, n, k, gap):
+    """Check up to 8 rows, which the product quantises itself on Hopper, and 9; rows that lie apart or are unaligned."""
+    on(device)
+    x, w = bf16(m, k + gap, device=device)[:, :k], codes(n, k, device=device)
+    x[m // 2, :128] = 0
+    scale = scales(-(-n // 128), k // 128, device=device)
+    out = torch.full((m, n), torch.nan, dtype=BF16, device=device)
+    fp8_blockscale_gemm_sm90(x, w, None, scale, out)
+    close(out, reference(x, w, None, scale), ATOL)
+    row_codes, row_scales = quantize_rows(x)
+    close(out, reference(row_codes, w, row_scales, scale), ATOL)
+
+
 def test_quantisation(device):
     """Check both quantisers bit by bit, with a block of zeros and rows that do not begin at 16 bytes."""
     x = bf16(5, 3 * 128 + 1, device=device)[:, 1:]

@@ -6,6 +6,13 @@
 using namespace flashinfer;
 using namespace flashinfer::gemm;
 
+/// Quantise (rows, columns) bf16 with one kernel. Codes are contiguous, scales (columns / 128, rows).
+EMULATION_EXPORT int quantize_1x128(const void* input, int64_t stride, uint8_t* codes, float* scales, int64_t rows,
+                                    int64_t columns) {
+  const int blocks = int(columns / 128);
+  return int(Quantize1x128<bfloat16_t>({input, stride, codes, columns, scales, rows, rows, blocks, false}, nullptr));
+}
+
 /// Compute a product; `x` has the fields of the problem and of the configuration in the order below.
 EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
   GemmProblem g;
@@ -25,6 +32,7 @@ EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
   g.weight_factors = static_cast<const float*>(pointer());
   g.tile_counter = static_cast<int32_t*>(pointer());
   g.row_indices = static_cast<const int32_t*>(pointer()), g.row_divisor = int(next());
+  g.is_unquantized = next() != 0;
   GatedActivation& activation = g.activation;
   activation.is_active = next() != 0;
   for (const float** values : {&activation.alpha, &activation.beta, &activation.limit, &activation.factor}) {
@@ -67,6 +75,8 @@ EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
       return int(GemmSwappedSm90<float8_e4m3_t, TENSOR, 64, 64>(g, c, nullptr));
     case 23:
       return int(GemmSwappedSm90<float8_e4m3_t, BLOCK, 8, 64>(g, c, nullptr));
+    case 25:
+      return int(GemmSwappedSm90<float8_e4m3_t, BLOCK, 8, 64, true>(g, c, nullptr));
     case 24:
       return int(GemmSwappedSm90<float8_e4m3_t, BLOCK, 32, 64>(g, c, nullptr));
   }

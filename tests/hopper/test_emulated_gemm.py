@@ -18,6 +18,7 @@ DENSE_BF16, DENSE_FP8, DENSE_BLOCK, WIDE_BLOCK, ODD_BLOCK, FEW_BF16, FEW_BLOCK =
 GATHER_BLOCK = 5  # WIDE_BLOCK with rows that are gathered
 FEWEST_BLOCK = 12  # FEW_BLOCK with tiles of 8 tokens instead of 32
 TURN_BF16_8, TURN_BF16, TURN_FP8, TURN_BLOCK_8, TURN_BLOCK = 20, 21, 22, 23, 24  # tiles of 64 weights
+QUANTIZING_BLOCK = 25  # TURN_BLOCK_8 of bf16 tokens
 TAIL_BLOCK = 6  # tiles of 176 weights: a head of 128, a tail of 48
 
 
@@ -56,7 +57,7 @@ def batch_stride(x: torch.Tensor) -> int:
 
 
 def scale_fields(x: torch.Tensor | None, rows: int) -> list[int]:
-    if x is None or x.numel() == 1:
+    if x is None or x.ndim == 1:
         return [address(x), 0, 0, 0, 1]
     return [address(x), batch_stride(x), x.stride(-2), x.stride(-1), 1 if x.shape[-2] == rows else 128]
 
@@ -71,7 +72,7 @@ def run(library: Library, kernel: int, out: torch.Tensor, a: torch.Tensor, b: to
     fields += [batch_stride(a), batch_stride(b), batch_stride(out), o.grouping, address(o.groups)]
     fields += [*scale_fields(o.scales[0], a.shape[-2]), *scale_fields(o.scales[1], b.shape[-2])]
     fields += [OUTPUTS[out.dtype], address(o.bias), address(o.weight_indices), address(o.weight_factors)]
-    fields += [address(o.tile_counter), address(o.row_indices), o.row_divisor]
+    fields += [address(o.tile_counter), address(o.row_indices), o.row_divisor, a.dtype is BF16 and b.dtype is E4M3]
     fields += [bool(o.activation), *(address(x) for x in o.activation or (None,) * 6)]
     fields += [address(o.result_scales), 0 if o.result_scales is None else o.result_scales.stride(0)]
     fields += [o.cluster, int(o.share_b), o.blocks, int(o.weights_first)]
@@ -258,6 +259,69 @@ def test_block_scales_of_warpgroups_that_share_k(library, kernel, per_row, k, cl
     check(
         run(library, kernel, poisoned(37, 264), a, b, **options), dequantized(a, scales[0]), dequantized(b, scales[1])
     )
+
+
+def quantized(library: Library, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the codes and scales of the kernel that quantises alone."""
+    codes, scales = torch.zeros(x.shape).to(E4M3), torch.zeros(x.shape[1] // 128, x.shape[0])
+    operands = (x.data_ptr(), x.stride(0), codes.data_ptr(), scales.data_ptr(), *x.shape)
+    assert library.call("quantize_1x128", *operands) == 0
+    return codes, scales.mT
+
+
+def check_quantizing(library: Library, x: torch.Tensor, b: torch.Tensor, cluster: int = 1, **options) -> None:
+    """Compare a product that quantises with both kernels, bit by bit."""
+    codes, scales = quantized(library, x)
+    of_weights = block_scales(codes, b)[1]
+    shape = x.shape[0], b.shape[0]
+    options["cluster"] = cluster
+    expected = run(library, TURN_BLOCK_8, poisoned(*shape), codes, b, scales=(scales, of_weights), **options)
+    out = run(library, QUANTIZING_BLOCK, poisoned(*shape), x, b, scales=(None, of_weights), **options)
+    assert torch.equal(out.view(torch.int16), expected.view(torch.int16))
+
+
+@pytest.mark.parametrize("m", range(1, 9))
+@pytest.mark.parametrize("k", [128, 640, 1280])
+def test_tokens_that_the_product_quantises(library, m, k):
+    """One K block, odd and even numbers of them; the last tile of weights is a whole one of 64, or not."""
+    for n, first in ((64, False), (192, True), (136, False)):
+        check_quantizing(library, numbers(m, k, dtype=BF16), numbers(n, k, dtype=E4M3), weights_first=first)
+
+
+@pytest.mark.parametrize("m", [1, 8])
+@pytest.mark.parametrize("k, cluster", [(3456, 1), (6016, 1), (384, 3), (1408, 4), (3200, 2)])
+def test_quantised_tokens_through_the_ring(library, m, k, cluster):
+    """More K blocks than the ring has, in tiles that begin at stages of either warp; blocks that split K."""
+    for seed in range(2):
+        library.seed(seed)
+        blocks = cluster * (1 + seed)
+        check_quantizing(library, numbers(m, k, dtype=BF16), numbers(264, k, dtype=E4M3), cluster, blocks=blocks)
+
+
+def test_numbers_that_the_product_quantises(library):
+    """Zeros, numbers of all sizes, infinities and NaN have the codes of the quantiser; rows lie apart."""
+    x = numbers(7, 648, dtype=BF16)[:, :640] * 2.0 ** torch.randint(-20, 20, (7, 1)).to(BF16)
+    x[0, 128:256] = 0
+    x[1] = 0
+    x[2, 5], x[3, 200], x[4, 300], x[5, 0], x[6, 512] = torch.inf, -torch.inf, torch.nan, 3e38, 1e-40
+    x[4, 384:512] = torch.nan
+    check_quantizing(library, x, numbers(64, 640, dtype=E4M3))
+
+
+def test_products_that_cannot_quantise_refuse(library):
+    """More rows than a tile, rows that are not aligned, scales of rows of weights, and kernels of quantised tokens."""
+    x, b, out = numbers(9, 256, dtype=BF16), numbers(64, 256, dtype=E4M3), torch.zeros(9, 64, dtype=BF16)
+    of_weights = block_scales(x, b)[1]
+    for rows in (x, x.as_strided((4, 256), (257, 1)), x[:1].as_strided((1, 256), (256, 1), 1)):
+        with pytest.raises(AssertionError):
+            run(library, QUANTIZING_BLOCK, out[: len(rows)], rows, b, scales=(None, of_weights))
+    with pytest.raises(AssertionError):
+        run(library, QUANTIZING_BLOCK, out[:8], x[:8], b, scales=(None, block_scales(x, b, per_row=True)[1]))
+    with pytest.raises(AssertionError):
+        run(library, TURN_BLOCK_8, out[:8], x[:8], b, scales=(None, of_weights))
+    codes = quantized(library, x[:8])
+    with pytest.raises(AssertionError):
+        run(library, QUANTIZING_BLOCK, out[:8], codes[0], b, scales=(codes[1], of_weights))
 
 
 @pytest.mark.parametrize("dtype", [F32, torch.float16])

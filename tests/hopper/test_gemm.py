@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
-from flashinfer.jit.gemm import get_quantize_1x128_module, tiles_of
+from flashinfer.gemm import fp8_blockscale_gemm_sm90
+from flashinfer.gemm.blockscale import quantize_rows
+from flashinfer.jit.gemm import get_gemm_sm90_module, get_quantize_1x128_module, tiles_of
 
 from .devices import needs_hopper
 from .gemm_inputs import TOLERANCE, block_scales, dequantized, error, gemm, operands, poisoned
@@ -193,3 +197,48 @@ def test_weights_before_the_dependency(m):
         module.quantize_1x128(codes, padded[:, :m], x, True)
         out = gemm("fp8_block", codes, b, poisoned(m, 1024), scales=scales, pdl=True, weights_first=True, tile=tile)
         assert torch.equal(out, expected)
+
+
+def quantizing(x: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, pdl: bool) -> tuple[torch.Tensor, bool]:
+    """Quantise and multiply. Returns the product, and whether the codes passed through memory."""
+    (m, k), n = x.shape, b.shape[0]
+    workspace = torch.full((m * k + -(-m // 4) * 4 * (k // 128) * 4,), 77, dtype=torch.uint8, device="cuda")
+    out = poisoned(m, n)
+    assert get_gemm_sm90_module("fp8_block").gemm_sm90_quantizing(out, x, b, scale, 128, workspace, pdl)
+    return out, bool((workspace != 77).any())
+
+
+@pytest.mark.parametrize("m", range(1, 10))
+@pytest.mark.parametrize("n, k", [(64, 128), (136, 384), (320, 3456), (7168, 4096), (24576, 1536)])
+def test_products_that_quantise(m, n, k):
+    """Check that up to 8 rows take one launch, with the bits of the quantiser and of a product that splits K alike."""
+    x, b = torch.randn(m, k, device="cuda").bfloat16(), operands("fp8_block", (n, k))[0]
+    x[m // 2, :128] = 0
+    x[m - 1] *= 2.0**60
+    scale = block_scales(b[:1], b)[1]
+    codes, scales = quantize_rows(x)
+    tile = [t.unit for t in tiles_of("fp8_block")].index("swapped_8x64")
+    splits = [{"tile": tile, "cluster": c} for c in range(1, min(4, k // 128) + 1)] if m <= 8 else [{}]
+    expected = [gemm("fp8_block", codes, b, poisoned(m, n), scales=(scales.T, scale), **split) for split in splits]
+    for pdl in (False, True):
+        out, has_codes = quantizing(x, b, scale, pdl)
+        assert has_codes == (m > 8)
+        assert any(torch.equal(out, y) for y in expected)
+
+
+@pytest.mark.parametrize("m", [1, 8])
+def test_chains_of_products_that_quantise(m):
+    """Check tokens that the kernel before writes after it has let this one begin."""
+    x, b = torch.randn(m, 1024, device="cuda").bfloat16(), operands("fp8_block", (1024, 1024))[0]
+    scale = block_scales(b[:1], b)[1] / 32
+    rows = [x, *(poisoned(m, 1024) for _ in range(30))]
+    results = []
+    for synchronises in (True, False):
+        for tokens, out in itertools.pairwise(rows):
+            fp8_blockscale_gemm_sm90(tokens, b, None, scale, out)
+            if synchronises:
+                torch.cuda.synchronize()
+        results.append(rows[-1].clone())
+        for out in rows[1:]:
+            out.fill_(torch.nan)
+    assert results[0].isfinite().all() and torch.equal(*results)

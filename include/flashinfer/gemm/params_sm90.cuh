@@ -41,10 +41,10 @@ struct WgmmaTypeOf<float8_e4m3_t> {
 
 constexpr int CHUNK_BYTES = 16;  // bytes of a copy
 
-/// Rows of tokens that a kernel finds by their numbers.
+/// Rows of tokens that a kernel finds by their numbers, or quantises.
 struct GatheredRows {
   const char* data;
-  const int32_t* indices;  // null: tokens are loaded through their tensor map
+  const int32_t* indices;  // null: tokens are quantised, or loaded through their tensor map
   uint32_t divisor;
   uint32_t stride_chunks;  // distance between rows, in chunks of 16 bytes
 };
@@ -95,7 +95,15 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   const bool is_gated = x.activation.is_active;  // a tile then has two boxes of weights
   const int a_box = p->share_tokens ? token_rows / 2 : token_rows, b_parts = p->share_weights || is_gated ? 2 : 1;
   cudaError_t status = cudaSuccess;
-  if (x.row_indices == nullptr) {
+  if (x.is_unquantized) {
+    const bool is_one = x.grouping == Grouping::kBatched && x.batch == 1 && x.m <= token_rows && c.swapped;
+    const uint64_t stride = x.m > 1 ? uint64_t(x.a_stride) * sizeof(bfloat16_t) : 0;
+    if (!is_one || x.row_indices != nullptr || x.b_scale.rows != SCALE_BLOCK || x.k % BLOCK_K != 0 ||
+        (reinterpret_cast<uintptr_t>(x.a) | stride) % CHUNK_BYTES != 0 || (stride / CHUNK_BYTES) >> 32 != 0) {
+      return cudaErrorInvalidValue;
+    }
+    p->gathered = {static_cast<const char*>(x.a), nullptr, 1, uint32_t(stride / CHUNK_BYTES)};
+  } else if (x.row_indices == nullptr) {
     status = EncodeMatrix(&p->tokens, x.a, BYTES, x.k, x.m, x.a_stride, token_batch, x.a_batch_stride, BLOCK_K, a_box);
   } else {
     const int64_t stride = x.a_stride * BYTES, chunks = stride / CHUNK_BYTES;

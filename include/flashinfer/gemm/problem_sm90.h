@@ -20,6 +20,7 @@ constexpr int SLAB_K_BYTES = 128;          // bytes of K per stage of the ring
 constexpr int CONTIGUOUS_ALIGNMENT = 128;  // rows that share a group in kContiguous
 constexpr int SWAPPED_WEIGHTS = 128;       // rows of weights of a swapped tile
 constexpr int TURN_WEIGHTS = 64;           // of one whose warpgroups take stages in turn (turns_sm90.cuh)
+constexpr int QUANTIZING_TOKENS = 8;       // tokens at most that a product quantises itself
 constexpr int TURN_MAX_SPLIT = 4;          // blocks at most that split K of such a tile
 constexpr int GATED_BLOCK_TOKENS = 32;     // tokens at most of a swapped tile that activates and quantises by blocks
 
@@ -67,6 +68,9 @@ struct GemmProblem {
   // its own number of rows (gather_sm90.cuh). Null: row r. Numbers of rows that belong to no group are not read.
   const int32_t* row_indices = nullptr;
   int row_divisor = 1;
+  // kBatched, one problem of up to QUANTIZING_TOKENS rows, whole blocks of K and block scales of 128 weights: a is bf16, which
+  // the kernel quantises by row and 128 columns (quantizing_sm90.cuh). a_scale is not read.
+  bool is_unquantized = false;
   int32_t* tile_counter = nullptr;  // a zero in device memory that the kernel advances, or null (tile_queue_sm90.cuh)
   GatedActivation activation;
 };

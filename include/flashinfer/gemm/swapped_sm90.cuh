@@ -2,7 +2,8 @@
 // GEMM for few tokens: weights are the M side of the tensor cores (64 rows per warpgroup) and tokens the N side, so
 // tokens are not padded to 64. Weights stream through a ring that fills shared memory. The blocks of a cluster split K
 // of each tile evenly; split_sm90.cuh adds their partial sums. A block-scaled tile that activates and quantises has 256
-// weights, 128 ups and their gates, and is not split. The warpgroups of a tile of 64 weights share K (turns_sm90.cuh).
+// weights, 128 ups and their gates, and is not split. The warpgroups of a tile of 64 weights share K (turns_sm90.cuh). Such
+// a tile may quantise its tokens (quantizing_sm90.cuh).
 #pragma once
 #include <type_traits>
 
@@ -12,6 +13,7 @@
 #include "gated_sm90.cuh"
 #include "mainloop_sm90.cuh"
 #include "params_sm90.cuh"
+#include "quantizing_sm90.cuh"
 #include "scales_sm90.cuh"
 #include "split_sm90.cuh"
 #include "store_sm90.cuh"
@@ -23,17 +25,19 @@ namespace gemm {
 constexpr int SWAPPED_PRODUCER_REGISTERS = 72;  // 72 * 128 + 216 * 256 = 168 * 384
 constexpr int SWAPPED_CONSUMER_REGISTERS = 216;
 
-/// Sizes of one instantiation. QUANTIZES: block-scaled sums are activated and quantised by blocks.
-template <typename T, Scaling SCALING, int TOKENS_, int WEIGHTS_ = SWAPPED_WEIGHTS, bool QUANTIZES_ = false>
+/// Sizes of one instantiation. QUANTIZES: block-scaled sums are activated and quantised by blocks. ENCODES: tokens are bf16,
+/// which the producer quantises.
+template <typename T, Scaling SCALING, int TOKENS_, int WEIGHTS_ = SWAPPED_WEIGHTS, bool QUANTIZES_ = false,
+          bool ENCODES_ = false>
 struct SwappedTraits {
   static constexpr ptx::WgmmaType TYPE = WgmmaTypeOf<T>::TYPE;
-  static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock, QUANTIZES = QUANTIZES_;
+  static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock, QUANTIZES = QUANTIZES_, ENCODES = ENCODES_;
   static constexpr bool SHARES_K = WEIGHTS_ == TURN_WEIGHTS;  // the consumer warpgroups take stages in turn
   static constexpr bool CAN_GATE = QUANTIZES || !(IS_BLOCK || SHARES_K);
   static constexpr int TOKENS = TOKENS_, WEIGHTS = QUANTIZES ? 2 * SCALE_BLOCK : WEIGHTS_;
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int WEIGHT_BYTES = WEIGHTS * SLAB_K_BYTES, TOKEN_BYTES = TOKENS * SLAB_K_BYTES;
-  static constexpr int STAGE_BYTES = WEIGHT_BYTES + TOKEN_BYTES;
+  static constexpr int STAGE_BYTES = WEIGHT_BYTES + TOKEN_BYTES, LOADED_BYTES = ENCODES ? WEIGHT_BYTES : STAGE_BYTES;
   static constexpr int SPLIT_TOKENS = SHARES_K && TOKENS > 8 ? TOKENS / 2 : TOKENS;  // tokens of a consumer's sums
   static constexpr int MAX_SPLIT = SHARES_K ? TURN_MAX_SPLIT : SplitBuffer<TOKENS>::MAX_SPLIT;
   static constexpr int SPLIT_BYTES = QUANTIZES ? 0 : SplitBuffer<SPLIT_TOKENS>::BytesUpTo(MAX_SPLIT);
@@ -43,7 +47,7 @@ struct SwappedTraits {
                                        : IS_BLOCK  ? 0
                                                    : SWAP_BYTES;
   static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES - SWAPPED_BYTES;
-  using Scales = StageScales<TOKENS, WEIGHTS, !QUANTIZES>;
+  using Scales = StageScales<TOKENS, WEIGHTS, !(QUANTIZES || ENCODES)>;
   static constexpr int SCALE_BYTES = IS_BLOCK ? Scales::BYTES : 0;  // per stage
   static constexpr int TAKERS = SHARES_K ? CONSUMERS : 1;           // of stages, in turn
   static constexpr int STAGES = RING_BYTES / (STAGE_BYTES + SCALE_BYTES) / TAKERS * TAKERS;
@@ -51,6 +55,7 @@ struct SwappedTraits {
       1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + SWAPPED_BYTES;
   static constexpr int SPLIT_BARRIERS = BARRIER_BYTES - 64;  // byte offset of the barriers of SplitSum
   static_assert(IS_BLOCK || !QUANTIZES, "scales of blocks");
+  static_assert(!ENCODES || (IS_BLOCK && SHARES_K && TOKENS == QUANTIZING_TOKENS), "tiles that quantise tokens");
   static_assert(SHARES_K || WEIGHTS_ == SWAPPED_WEIGHTS, "weights of a tile");
   static_assert(2 * STAGES * 8 <= SPLIT_BARRIERS && SCALE_BYTES % 16 == 0 && TOKENS % 8 == 0 && STAGE_BYTES % 1024 == 0,
                 "tile shape");
@@ -72,7 +77,7 @@ __device__ __forceinline__ void ForEachPart(const GemmParams& p, const Body& bod
   const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0, step = int(gridDim.x) / p.cluster;
   hopper::RingPosition<Traits::STAGES> at;
   at.stage = taker;
-  TileList<Traits::TOKENS> list(p.tiles, 0);
+  std::conditional_t<Traits::ENCODES, OneTileOfTokens, TileList<Traits::TOKENS>> list(p.tiles, 0);
   TilePart part;
   part.first = p.k_blocks * rank / p.cluster, part.end = p.k_blocks * (rank + 1) / p.cluster;
   for (int t = int(blockIdx.x) / p.cluster; list.Get(t, part.tile); t += step) {
@@ -117,7 +122,7 @@ __device__ __forceinline__ void ProduceSwapped(const GemmParams& p, const hopper
                                                uint32_t stages) {
   const uint64_t once = ptx::PolicyEvictFirst(), keep = ptx::PolicyEvictLast();
   const auto load_weights = [&](const Tile& tile, int kb, const hopper::RingPosition<Traits::STAGES>& at) {
-    const uint32_t full = ring.BeginFill(at, Traits::STAGE_BYTES), to = stages + at.stage * Traits::STAGE_BYTES;
+    const uint32_t full = ring.BeginFill(at, Traits::LOADED_BYTES), to = stages + at.stage * Traits::STAGE_BYTES;
     const int k = kb * Traits::BLOCK_K, n = tile.n_tile * Traits::WEIGHTS;
     const auto load_box = [&](uint32_t box, int row) {
       if (p.read_weights_once) {
@@ -134,6 +139,7 @@ __device__ __forceinline__ void ProduceSwapped(const GemmParams& p, const hopper
     }
   };
   const auto load_tokens = [&](const Tile& tile, int kb, const hopper::RingPosition<Traits::STAGES>& at) {
+    if constexpr (Traits::ENCODES) return;  // ProduceQuantized writes them
     const uint32_t to = stages + at.stage * Traits::STAGE_BYTES + Traits::WEIGHT_BYTES;
     ptx::LoadBox(to, &p.tokens, ring.Full(at.stage), kb * Traits::BLOCK_K, tile.row, tile.token_batch, keep);
   };
@@ -159,6 +165,19 @@ __device__ __forceinline__ void ProduceSwappedScales(const GemmParams& p, const 
     if (TAKERS > 1) offset = kb - part.end;
   };
   ForEachPart<Traits>(p, copy_part, taker);
+}
+
+/// Quantise the tokens of each stage, by two warps that take stages in turn.
+template <typename Traits>
+__device__ __forceinline__ void ProduceQuantized(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
+                                                 uint32_t stages, uint32_t scales) {
+  if (p.weights_first) ptx::GridDependencyWait();
+  const auto for_each = [&](int taker, const auto& body) { ForEachPart<Traits>(p, body, taker); };
+  if (p.tiles.m <= 4) {
+    ProduceTokenBlocks<Traits, 1>(p, ring, stages, scales, for_each);
+  } else {
+    ProduceTokenBlocks<Traits, 2>(p, ring, stages, scales, for_each);
+  }
 }
 
 template <typename Traits>
@@ -272,8 +291,9 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
   const SplitSum<Traits::SPLIT_TOKENS> split(aligned + Traits::SPLIT_BARRIERS, aligned + BUFFER, p.cluster);
   if (threadIdx.x == 0) {
     ptx::PrefetchTensorMap(&p.weights);
-    ptx::PrefetchTensorMap(&p.tokens);
-    ring.Init(CONSUMERS / Traits::TAKERS * WARPGROUP / 32, Traits::IS_BLOCK ? 1 + 32 : 1);
+    if constexpr (!Traits::ENCODES) ptx::PrefetchTensorMap(&p.tokens);
+    constexpr uint32_t PRODUCERS = 1 + (Traits::ENCODES ? hopper::RELEASING_LANES : Traits::IS_BLOCK ? 32 : 0);
+    ring.Init(CONSUMERS / Traits::TAKERS * WARPGROUP / 32, PRODUCERS);
     split.Init();
   }
   __syncthreads();
@@ -282,16 +302,20 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
   ptx::LaunchDependents();
   const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
   if (role == 0) {
-    ptx::ReleaseRegisters<SWAPPED_PRODUCER_REGISTERS>();
+    if constexpr (!Traits::ENCODES) ptx::ReleaseRegisters<SWAPPED_PRODUCER_REGISTERS>();
     if (threadIdx.x < 32) {
       ProduceSwapped<Traits>(p, ring, stages);
     } else if (Traits::IS_BLOCK && threadIdx.x < 32 * (1 + Traits::TAKERS)) {
-      ProduceSwappedScales<Traits>(p, ring, base + SCALES);
+      if constexpr (Traits::ENCODES) {
+        ProduceQuantized<Traits>(p, ring, stages, base + SCALES);
+      } else {
+        ProduceSwappedScales<Traits>(p, ring, base + SCALES);
+      }
     }
     __syncwarp();
     if (p.cluster > 1) ptx::ClusterWait();
   } else {
-    ptx::TakeRegisters<SWAPPED_CONSUMER_REGISTERS>();
+    if constexpr (!Traits::ENCODES) ptx::TakeRegisters<SWAPPED_CONSUMER_REGISTERS>();
     const auto* const stage_scales = reinterpret_cast<const float*>(aligned + SCALES);
     if constexpr (Traits::QUANTIZES) {
       ConsumeGatedBlocks<Traits>(p, ring, stages, stage_scales, aligned + BUFFER + Traits::SPLIT_BYTES, role - 1);
@@ -358,10 +382,11 @@ Status LaunchSwapped(const GemmProblem& problem, const GemmConfig& config, Strea
 
 /// Compute d = a b^T with tiles of TOKENS tokens by 128 weights, or by 64 without a gated activation. With block scaling,
 /// every row of weights may have a scale; tiles of few tokens activate and quantise by blocks, 128 ups and 128 gates of
-/// weights with a scale per block.
-template <typename T, Scaling SCALING, int TOKENS, int WEIGHTS>
+/// weights with a scale per block. ENCODES: those of unquantised tokens.
+template <typename T, Scaling SCALING, int TOKENS, int WEIGHTS, bool ENCODES>
 Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
   if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
+  if (problem.is_unquantized != ENCODES) return cudaErrorInvalidValue;
   if constexpr (WEIGHTS == TURN_WEIGHTS) {
     if (problem.activation.is_active) return cudaErrorInvalidValue;
   } else if constexpr (SCALING == Scaling::kBlock) {
@@ -376,7 +401,7 @@ Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Str
       return cudaErrorInvalidValue;
     }
   }
-  return LaunchSwapped<T, SwappedTraits<T, SCALING, TOKENS, WEIGHTS>>(problem, config, stream);
+  return LaunchSwapped<T, SwappedTraits<T, SCALING, TOKENS, WEIGHTS, false, ENCODES>>(problem, config, stream);
 }
 
 }  // namespace gemm
