@@ -4,7 +4,7 @@
 #include <flashinfer/attention/single_plan.h>
 
 #include "attention_plan.h"
-#include "attention_stream_memory.h"
+#include "stream_memory.h"
 
 namespace flashinfer {
 namespace attention {

@@ -48,7 +48,7 @@ int64_t ScratchBytes(const Params& params) {
   return is_cut ? blocks * tile * (Params::HEAD_DIM_VO + 1) * int64_t(sizeof(float)) : 0;
 }
 
-/// Scratch memory: the caller's, the stream's, or newly allocated.
+/// Scratch memory: the caller's, or that of the call (torch must not see memory that is kept between calls).
 class Scratch {
  public:
   Scratch(const Optional<TensorView>& given, int64_t bytes, DLDevice device) {
@@ -56,38 +56,18 @@ class Scratch {
       view_ = *given;
       return;
     }
-    Borrow(bytes, device);
-    if (flat_.data != nullptr || bytes == 0) {
-      view_ = TensorView(tvm::ffi::TensorView(&flat_));
-    } else {
-      own_ = alloc_tensor({bytes}, dl_uint8, device);
-      view_ = ViewOf(own_.value());
-    }
+    size_ = bytes;
+    flat_ = {bytes > 0 ? memory_.Take(device, bytes) : nullptr, device, 1, dl_uint8, &size_, &stride_, 0};
+    view_ = TensorView(tvm::ffi::TensorView(&flat_));
   }
   Scratch(const Scratch&) = delete;
 
   const TensorView& view() const { return view_.value(); }
 
  private:
-  static TensorView ViewOf(const Tensor& tensor) { return TensorView(tvm::ffi::TensorView(tensor)); }
-
-  /// Borrow memory of the stream: an allocation by torch takes 3 us, and torch must not see memory that is kept between
-  /// calls.
-  void Borrow(int64_t bytes, DLDevice device) {
-    size_ = bytes;
-    flat_.device = device;
-    flat_.ndim = 1;
-    flat_.dtype = dl_uint8;
-    flat_.shape = &size_;
-    flat_.strides = &stride_;
-#ifndef FLASHINFER_CPU
-    if (bytes > 0) flat_.data = ScratchOf(get_stream(device), device, bytes);
-#endif
-  }
-
   int64_t size_ = 0, stride_ = 1;
   DLTensor flat_{};
-  Optional<Tensor> own_;
+  CallMemory memory_;
   std::optional<TensorView> view_;
 };
 

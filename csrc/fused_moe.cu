@@ -2,6 +2,7 @@
 // Launcher of the mixture of experts: checks, one workspace, and all stages on the caller's stream.
 #include "fused_moe_arguments.h"
 // clang-format off
+#include "stream_memory.h"
 #if defined(FLASHINFER_CPU)
 #include <flashinfer/fused_moe/product_cpu.h>
 #include <flashinfer/fused_moe_cpu.h>
@@ -72,12 +73,12 @@ int64_t CheckedTile(int64_t weights) {
 }
 #endif
 
-/// Return the buffer: the caller's, if it is large enough, or a new one that `owner` keeps alive.
-char* Buffer(const Optional<TensorView>& given, const TensorView& input, int64_t bytes, Tensor* owner) {
-  if (!given.has_value()) {
-    *owner = alloc_tensor({bytes}, dl_uint8, input.device());
-    return static_cast<char*>(owner->data_ptr());
-  }
+/// Return the buffer: the caller's, if it is large enough, or one that `memory` keeps.
+char* Buffer(const Optional<TensorView>& given, const TensorView& input, int64_t bytes,
+             flashinfer::CallMemory* memory) {
+  constexpr int64_t KEPT_BYTES =
+      16 << 20;  // those of 64 tokens; layers of more tokens take the GPU longer than the host
+  if (!given.has_value()) return static_cast<char*>(memory->Take(input.device(), bytes, KEPT_BYTES));
   const TensorView& x = given.value();
   if (x.dtype().bits != 8 || (x.dtype().code != kDLInt && x.dtype().code != kDLUInt)) {
     Refuse("workspace_buffer dtype must be int8 or uint8, got " + DTypeName(x.dtype()));
@@ -228,10 +229,10 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
       WeightScales("the scale of fc1_expert_weights", scale1, input, format, n, s.fc1_rows(), s.hidden),
       WeightScales("the scale of fc2_expert_weights", scale2, input, format, n, s.hidden, s.intermediate)};
   const Workspace w = LayOut(s);
-  Tensor owner;
-  char* buffer = Buffer(workspace, input, w.bytes, &owner);
-  if (s.tokens == 0 || s.hidden == 0) return;
   DeviceGuard guard(input.device());
+  flashinfer::CallMemory memory;
+  char* buffer = Buffer(workspace, input, w.bytes, &memory);
+  if (s.tokens == 0 || s.hidden == 0) return;
   const bool pdl = UsePdl(enable_pdl, input.device());
 #if defined(FLASHINFER_CPU)
   CpuProduct products{{{fc1.data_ptr(), format, ElementOf(input), s.fc1_rows(), s.hidden, scales[0]},
@@ -269,13 +270,13 @@ bool mono_moe(TensorView output, TensorView input, TensorView logits, TensorView
       WeightScales("the scale of fc2_expert_weights", scale2, input, format, n, s.hidden, s.intermediate)};
   if (s.tokens == 0 || s.hidden == 0) return true;
   const int64_t bytes = s.pairs() * s.intermediate * 2;
-  Tensor owner;
+  DeviceGuard guard(input.device());
+  flashinfer::CallMemory memory;
   void* const hidden_values =
-      Buffer(workspace.has_value() && workspace.value().numel() >= bytes ? workspace : none, input, bytes, &owner);
+      Buffer(workspace.has_value() && workspace.value().numel() >= bytes ? workspace : none, input, bytes, &memory);
   const MonoRouting routing{logits.data_ptr(), logits.stride(0),
                             is_sigmoid ? flashinfer::MoeScore::kSigmoid : flashinfer::MoeScore::kSoftmax,
                             is_normalized ? flashinfer::MoeWeight::kNormalized : flashinfer::MoeWeight::kScore};
-  DeviceGuard guard(input.device());
   return EnqueueMono(x, s, scales, hidden_values, activation, 0, true, false, routing);
 }
 #endif

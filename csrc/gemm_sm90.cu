@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launcher of the SM90 GEMM kernels: checks, the choice of a tile, stream. One module has the kernels of one element
 // type and scaling, listed in gemm_sm90_config.inc.
-#include "tvm_ffi_utils.h"
+#include "stream_memory.h"
 // clang-format off
 #include <flashinfer/gemm/choose_cache_sm90.h>
 #include <flashinfer/gemm/entries_sm90.h>
@@ -338,39 +338,51 @@ static bool MultiplyUnquantized(const TensorView& out, const TensorView& input, 
   return true;
 }
 
+/// Return the bytes of codes and scales of a quantised (m, k) input. Rows of scales are padded as in quantize_rows.
+static int64_t QuantizedBytes(int64_t m, int64_t k) {
+  return m * k + (m + 3) / 4 * 4 * (k / SCALE_BLOCK) * int64_t(sizeof(float));
+}
+
+/// Quantise a checked input into `memory` and multiply. Returns false, having done nothing, for layouts of other kernels.
+static bool QuantizeAndMultiply(const TensorView& out, const TensorView& input, const TensorView& weight,
+                                const TensorView& weight_scale, int64_t scale_rows, void* memory, bool enable_pdl) {
+  const int64_t m = input.size(0), k = input.size(1), padded = (m + 3) / 4 * 4;
+  auto* const codes = static_cast<uint8_t*>(memory);
+  auto* const scales = reinterpret_cast<float*>(codes + m * k);
+  int64_t code_shape[] = {m, k}, code_strides[] = {k, 1};
+  int64_t scale_shape[] = {m, k / SCALE_BLOCK}, scale_strides[] = {1, padded};
+  const DLTensor a{codes, input.device(), 2, dl_float8_e4m3fn, code_shape, code_strides, 0};
+  const DLTensor a_scale{scales, input.device(), 2, dl_float32, scale_shape, scale_strides, 0};
+  Call call{out,        TensorView(&a), weight, TensorView(&a_scale), weight_scale, {}, {}, {}, 0,
+            scale_rows, enable_pdl,     true};
+  if (!Serves(call.out, call.a, call.b, call.bias)) return false;
+  const Quantize1x128Params p{input.data_ptr(),
+                              input.stride(0),
+                              codes,
+                              k,
+                              scales,
+                              padded,
+                              m,
+                              int(k / SCALE_BLOCK),
+                              UsePdl(enable_pdl, input.device())};
+  CheckStatus(OP, Quantize1x128<flashinfer::bfloat16_t>(p, get_stream(input.device())));
+  return Multiply(call, [](const GemmProblem& p, int sms) { return ChooseByRule(p, p.m, sms); });
+}
+
 bool gemm_sm90_quantizing(TensorView out, TensorView input, TensorView weight, TensorView weight_scale,
                           int64_t scale_rows, TensorView workspace, bool enable_pdl) {
   if constexpr (SCALING == Scaling::kBlock) {
     Expect(OP, "input", input).on_device().dtype({dl_bfloat16}).rank(2);
     Expect(OP, "workspace", workspace).same_device(input, "input").dtype({dl_uint8}).rank(1).contiguous();
-    const int64_t m = input.size(0), k = input.size(1), padded = (m + 3) / 4 * 4;
+    const int64_t k = input.size(1);
     if (k % SCALE_BLOCK != 0) {
       FLASHINFER_THROW(ArgumentError) << OP << ": input.shape[1] must be divisible by block size 128, got " << k;
     }
-    Expect(OP, "workspace", workspace).numel(m * k + padded * (k / SCALE_BLOCK) * int64_t(sizeof(float)));
+    Expect(OP, "workspace", workspace).numel(QuantizedBytes(input.size(0), k));
     if (!TakesBulkCopies(input)) return false;
     if (MultiplyUnquantized(out, input, weight, weight_scale, scale_rows, enable_pdl)) return true;
-    auto* const codes = static_cast<uint8_t*>(workspace.data_ptr());
-    auto* const scales = reinterpret_cast<float*>(codes + m * k);
-    int64_t code_shape[] = {m, k}, code_strides[] = {k, 1};
-    int64_t scale_shape[] = {m, k / SCALE_BLOCK}, scale_strides[] = {1, padded};
-    const DLTensor a{codes, input.device(), 2, dl_float8_e4m3fn, code_shape, code_strides, 0};
-    const DLTensor a_scale{scales, input.device(), 2, dl_float32, scale_shape, scale_strides, 0};
-    Call call{out,        TensorView(&a), weight, TensorView(&a_scale), weight_scale, {}, {}, {}, 0,
-              scale_rows, enable_pdl,     true};
-    if (!Serves(call.out, call.a, call.b, call.bias)) return false;
     DeviceGuard guard(input.device());
-    const Quantize1x128Params p{input.data_ptr(),
-                                input.stride(0),
-                                codes,
-                                k,
-                                scales,
-                                padded,
-                                m,
-                                int(k / SCALE_BLOCK),
-                                UsePdl(enable_pdl, input.device())};
-    CheckStatus(OP, Quantize1x128<flashinfer::bfloat16_t>(p, get_stream(input.device())));
-    return Multiply(call, [](const GemmProblem& p, int sms) { return ChooseByRule(p, p.m, sms); });
+    return QuantizeAndMultiply(out, input, weight, weight_scale, scale_rows, workspace.data_ptr(), enable_pdl);
   }
   return false;  // the other modules have no quantiser
 }
@@ -387,9 +399,14 @@ bool gemm_sm90_blockscale(TensorView out, TensorView input, TensorView weight, O
     return gemm_sm90(out, input, weight, scales.view(), weight_scale, {}, {}, {}, int64_t(Grouping::kBatched),
                      scale_rows, 0, enable_pdl, false);
   }
-  if (!HasDtype(input, dl_bfloat16)) return false;
-  if (MultiplyUnquantized(out, input, weight, weight_scale, scale_rows, enable_pdl)) return true;
-  const int64_t bytes = m * k + (m + 3) / 4 * 4 * (k / SCALE_BLOCK) * int64_t(sizeof(float));
-  const Tensor workspace = alloc_tensor({bytes}, dl_uint8, input.device());
-  return gemm_sm90_quantizing(out, input, weight, weight_scale, scale_rows, TensorView(workspace), enable_pdl);
+  if constexpr (SCALING == Scaling::kBlock) {
+    if (!HasDtype(input, dl_bfloat16) || !TakesBulkCopies(input)) return false;
+    Expect(OP, "input", input).on_device();
+    if (MultiplyUnquantized(out, input, weight, weight_scale, scale_rows, enable_pdl)) return true;
+    DeviceGuard guard(input.device());
+    flashinfer::CallMemory memory;
+    void* const quantized = memory.Take(input.device(), QuantizedBytes(m, k));
+    return QuantizeAndMultiply(out, input, weight, weight_scale, scale_rows, quantized, enable_pdl);
+  }
+  return false;
 }

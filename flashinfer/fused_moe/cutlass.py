@@ -156,7 +156,7 @@ def cutlass_fused_moe(
         Two numbers or None. No effect.
     workspace_buffer : Optional[torch.Tensor]
         1-D int8 or uint8 of at least :func:`cutlass_fused_moe_workspace_size` bytes, aligned to 128 bytes (64 on the
-        CPU). Without it the call allocates one.
+        CPU). Without it the call uses memory of its stream or allocates one.
     situ_beta, situ_linear_beta : Optional[torch.Tensor]
         ``(E_local,)`` float32, constants of Situ.
 
