@@ -98,13 +98,12 @@ def ordinary_fused_moe(
         return None
     else:
         format, product = _PLAIN, sm90_product["bf16"]
-    tokens, experts = input.shape[0], fc1_expert_weights.shape[0]
+    (tokens, hidden), experts = input.shape, fc1_expert_weights.shape[0]
     if AutoTuner.was_used and tokens >= FEWEST_TOKENS:
         return None  # tiles may have been measured
     if output is None:
         if output_dtype is not _BF16 and output_dtype is not _F16:
             return None
-        hidden = fc2_expert_weights.shape[1]
         output = allocate((tokens, hidden), (hidden or 1, 1), output_dtype, index)
     elif output.dtype is not output_dtype:
         return None
