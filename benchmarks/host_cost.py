@@ -85,12 +85,15 @@ def moe(device: str) -> dict[str, Call]:
     block = {"quant_scales": scales, "use_deepseek_fp8_block_scale": True}
     w1_8, w2_8 = w1.to(E4M3), w2.to(E4M3)
     out, space = torch.empty_like(x), torch.empty(1 << 22, device=device, dtype=torch.uint8)
+    more = (x.repeat(8, 1), ids.repeat(8, 1), weights.repeat(8, 1))  # 32 tokens: several launches
     return {
         "moe bf16": lambda: cutlass_fused_moe(x, ids, weights, w1, w2, BF16, quant_scales=[]),
         "moe bf16 out=, workspace": lambda: cutlass_fused_moe(
             x, ids, weights, w1, w2, BF16, quant_scales=[], output=out, workspace_buffer=space
         ),
         "moe fp8 block": lambda: cutlass_fused_moe(x, ids, weights, w1_8, w2_8, BF16, **block),
+        "moe bf16 32 tokens": lambda: cutlass_fused_moe(*more, w1, w2, BF16, quant_scales=[]),
+        "moe fp8 block 32 tokens": lambda: cutlass_fused_moe(*more, w1_8, w2_8, BF16, **block),
     }
 
 

@@ -2,7 +2,8 @@
 """Ordinary calls of ``cutlass_fused_moe`` on SM90, straight to native code (:mod:`flashinfer._runtime.shortcut`).
 
 Ordinary are 16-bit and 8-bit weights in any of their layers, and MXFP4 with bfloat16 tokens; csrc/fused_moe.cu compares
-shapes, dtypes and devices.
+shapes, dtypes and devices. In a process that has used the autotuner, layers whose tiles may have been measured are
+ordinary once the checked way has asked for them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..tllm_enums import ActivationType
 from .cutlass_formats import Format
 from .cutlass_op import native_fused_moe, sm90_product, w4_product
 from .cutlass_results import kept, unspecified
-from .cutlass_tuning import FEWEST_TOKENS
+from .cutlass_tuning import FEWEST_TOKENS, TUNED_KINDS, Product, product_tuned_before
 
 __all__ = ["ordinary_fused_moe"]
 
@@ -57,6 +58,7 @@ def ordinary_fused_moe(
     min_latency_mode: bool,
     use_packed_weights: bool,
     use_wfp4afp8_humming: bool,
+    tune_max_num_tokens: int,
     enable_pdl: Optional[bool],
     activation_type: Union[int, ActivationType],
     profile_ids: Optional[Sequence[int]],
@@ -85,34 +87,40 @@ def ordinary_fused_moe(
     scale1 = scale2 = factor1 = factor2 = quant2 = None
     if use_deepseek_fp8_block_scale:
         scale1, scale2 = quant_scales  # type: ignore[misc]
-        format, product = _FP8_BLOCK, sm90_product["fp8_block"]
+        format, kind = _FP8_BLOCK, "fp8_block"
     elif use_w4_group_scaling:
         if use_packed_weights or use_wfp4afp8_humming:
             return None
         scale1, scale2 = quant_scales  # type: ignore[misc]
-        format, product = _MXFP4, w4_product["mxfp4"]
+        format, kind = _MXFP4, "mxfp4"
     elif fc1_expert_weights.dtype is _E4M3:
         factor1, quant2, factor2, _ = quant_scales  # type: ignore[misc]
-        format, product = _FP8_TENSOR, sm90_product["fp8"]
+        format, kind = _FP8_TENSOR, "fp8"
     elif quant_scales or input.dtype is not _BF16:
         return None
     else:
-        format, product = _PLAIN, sm90_product["bf16"]
+        format, kind = _PLAIN, "bf16"
     (tokens, hidden), experts = input.shape, fc1_expert_weights.shape[0]
-    if AutoTuner.was_used and tokens >= FEWEST_TOKENS:
-        return None  # tiles may have been measured
     if output is None:
         if output_dtype is not _BF16 and output_dtype is not _F16:
             return None
         output = allocate((tokens, hidden), (hidden or 1, 1), output_dtype, index)
     elif output.dtype is not output_dtype:
         return None
+    first_expert = ep_rank * experts
+    product: Product = w4_product[kind] if format == _MXFP4 else sm90_product[kind]
     # fmt: off
+    if AutoTuner.was_used and tokens >= FEWEST_TOKENS and kind in TUNED_KINDS:
+        inputs = (output, input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights,
+                  fc1_expert_biases)
+        product = product_tuned_before(kind, format, activation, first_expert, inputs, tune_max_num_tokens)
+        if product is None:
+            return None
     native_fused_moe[True](
         output, input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights,
         fc1_expert_biases, fc2_expert_biases, scale1, scale2, factor1, factor2, None, quant2, swiglu_alpha,
         swiglu_beta, swiglu_limit, situ_beta, situ_linear_beta, workspace_buffer, product, format, activation,
-        ep_rank * experts, tp_rank == 0, True, enable_pdl is not False,
+        first_expert, tp_rank == 0, True, enable_pdl is not False,
     )
     # fmt: on
     return [output, *(kept.get((index, experts, tokens)) or unspecified(input, experts, tokens))]

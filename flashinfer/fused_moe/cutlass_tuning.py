@@ -8,7 +8,7 @@ per tile on the CPU.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Callable, Optional, Sequence
 
 import torch
@@ -26,14 +26,15 @@ from ..gemm.sm90 import Sm90Functions
 from ..gemm.tiles import tile_tactics
 from ..jit.gemm import tiles_of
 
-__all__ = ["FEWEST_TOKENS", "FusedMoeTileRunner", "Product", "tuned_product"]
+__all__ = ["FEWEST_TOKENS", "TUNED_KINDS", "FusedMoeTileRunner", "Product", "product_tuned_before", "tuned_product"]
 
 #: Up to 8 tokens are served by one kernel, which has no tiles to choose.
 FEWEST_TOKENS = 9
 BY_RULE = -1
 CPU_TILES = (48, 96, 192)  # weights per tile; the first is the rule. csrc/fused_moe.cu takes multiples of 48 up to 192
 
-_TUNED_KINDS = frozenset({"bf16", "fp8", "fp8_block"})
+#: Kinds of SM90 modules whose tiles are measured.
+TUNED_KINDS = frozenset({"bf16", "fp8", "fp8_block"})
 _with_tiles = Sm90Functions("gemm_sm90_experts_with_tiles")
 
 Product = Optional[Callable[..., Any]]
@@ -128,6 +129,29 @@ def _config(experts: int, first_expert: int, has_scales: bool, most_tokens: int)
     return TuningConfig(dynamic_tensor_specs=(spec,), tensor_initializers=((2, draw),))
 
 
+@lru_cache(maxsize=1 << 14)
+def _bucket(tokens: int, most_tokens: int) -> int:
+    return _mapper(most_tokens)(tokens)
+
+
+def _key(
+    kind: Optional[str], format: int, activation: int, first_expert: int, inputs: Sequence[Any], most_tokens: int
+) -> tuple[Any, ...]:
+    output, x, experts, scales, fc1, fc2, bias1 = inputs[:7]
+    sizes = (_bucket(x.shape[0], most_tokens), most_tokens, experts.shape[1], fc1.shape, fc2.shape)
+    return (kind, format, activation, first_expert, *sizes, x.dtype, output.dtype, scales is None, bias1 is None)
+
+
+def product_tuned_before(
+    kind: str, format: int, activation: int, first_expert: int, inputs: Sequence[Any], most_tokens: int
+) -> Product:
+    """Return what :func:`tuned_product` returns for the same arguments if it is known; None if it must be asked."""
+    tuner = AutoTuner.get()
+    if tuner.is_in_context() or _kept_in[0] != tuner.generation:
+        return None
+    return _kept.get(_key(kind, format, activation, first_expert, inputs, most_tokens))
+
+
 def tuned_product(
     kind: Optional[str],
     format: int,
@@ -155,7 +179,7 @@ def tuned_product(
     most_tokens : int
         The largest token count to measure, which also stands for larger ones.
     """
-    if (inputs[1].is_cuda and kind not in _TUNED_KINDS) or inputs[1].shape[0] < FEWEST_TOKENS:
+    if (inputs[1].is_cuda and kind not in TUNED_KINDS) or inputs[1].shape[0] < FEWEST_TOKENS:
         return by_rule
     tuner = AutoTuner.get()
 
@@ -172,9 +196,7 @@ def tuned_product(
     if _kept_in[0] != tuner.generation:
         _kept.clear()
         _kept_in[0] = tuner.generation
-    output, x, experts, scales, fc1, fc2, bias1 = inputs[:7]
-    sizes = (_mapper(most_tokens)(x.shape[0]), most_tokens, experts.shape[1], fc1.shape, fc2.shape)
-    key = (kind, format, activation, first_expert, *sizes, x.dtype, output.dtype, scales is None, bias1 is None)
+    key = _key(kind, format, activation, first_expert, inputs, most_tokens)
     if key not in _kept:
         _kept[key] = choose()
     return _kept[key]

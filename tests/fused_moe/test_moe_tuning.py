@@ -12,8 +12,10 @@ from flashinfer import autotune
 from flashinfer._runtime.shortcut import capability_of
 from flashinfer.autotuner import AutoTuner
 from flashinfer.fused_moe import cutlass_fused_moe, cutlass_op, cutlass_tuning
+from flashinfer.fused_moe.cutlass_formats import Format
 from flashinfer.fused_moe.cutlass_tuning import CPU_TILES, FEWEST_TOKENS, FusedMoeTileRunner
 from flashinfer.jit.gemm import tiles_of
+from flashinfer.tllm_enums import ActivationType
 
 EXPERTS, TOP_K, HIDDEN, INNER = 4, 2, 128, 96
 OPS = ("trtllm::fused_moe::gemm1", "trtllm::fused_moe::gemm2")
@@ -184,6 +186,33 @@ def test_the_shortcut_ends_where_tiles_may_be_known(monkeypatch):
     assert len(calls) == 2, "one kernel serves few tokens"
     cutlass_fused_moe(*layer(FEWEST_TOKENS))
     assert len(calls) == 2, "through the tuner, to the CPU where these tensors are"
+
+
+def test_the_shortcut_takes_tiles_that_are_known(monkeypatch):
+    passed = []
+    monkeypatch.setitem(capability_of, -1, 90)
+    monkeypatch.setitem(cutlass_op.native_fused_moe, True, lambda *arguments: passed.append(arguments[20]))
+    monkeypatch.setitem(cutlass_op.sm90_product, "bf16", "by rule")
+    monkeypatch.setattr(AutoTuner, "was_used", True)
+    call = layer(FEWEST_TOKENS)
+    x, ids, scales, w1, w2, *_ = call
+    inputs = (torch.empty_like(x), x, ids, scales, w1, w2, None)
+    swiglu = int(ActivationType.Swiglu)
+    tuned = cutlass_tuning.tuned_product("bf16", Format.PLAIN, swiglu, 0, inputs, "measured", None, 8192)
+    assert tuned == "measured"
+    cutlass_fused_moe(*call)
+    assert passed == ["measured"]
+    cutlass_fused_moe(*layer(16), tune_max_num_tokens=8192)
+    assert passed == ["measured"] * 2, "the same bucket"
+    bias = torch.zeros(EXPERTS, 2 * INNER).bfloat16(), torch.zeros(EXPERTS, HIDDEN).bfloat16()
+    for others in ({"tune_max_num_tokens": 64}, {"fc1_expert_biases": bias[0], "fc2_expert_biases": bias[1]}):
+        cutlass_fused_moe(*call, **others)
+    cutlass_fused_moe(*layer(FEWEST_TOKENS, has_scales=False))
+    cutlass_fused_moe(*layer(64))
+    with autotune(False):
+        cutlass_fused_moe(*call)
+    cutlass_fused_moe(*call)
+    assert len(passed) == 2, "other layers, contexts, and calls after a context ask the tuner"
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
