@@ -5,9 +5,14 @@ The thresholds were measured on an H200 with operands read from DRAM, in microse
 
 | rows x weights x k | bf16 | e4m3, one scale per tensor |
 |---|---|---|
-| 1 x 7168 x 4096 | 23.3 / 26.5 | 14.8 / 15.6 |
-| 16 x 4096 x 14336 | 40.3 / 42.0 | |
-| 64 x 7168 x 4096 | 26.6 / 25.2 | 17.2 / 16.5 |
+| 1 x 7168 x 4096 | 22.0 / 26.4 | 14.2 / 15.9 |
+| 16 x 4096 x 14336 | 38.2 / 41.7 | 23.7 / 26.7 |
+| 64 x 6144 x 4096 | 24.6 / 22.8 | 15.2 / 15.0 |
+| 64 x 7168 x 4096 | 25.3 / 24.9 | 15.6 / 16.5 |
+| 64 x 14336 x 4096 | 38.8 / 41.2 | 23.5 / 26.2 |
+| 64 x 4096 x 14336 | 42.8 / 44.1 | 25.3 / 25.3 |
+| 64 x 24576 x 1536 | | 19.5 / 18.9 |
+| 96 x 14336 x 4096 | 42.8 / 42.3 | 25.9 / 26.0 |
 | 4096 x 7168 x 4096 | 319 / 302 | |
 | 8192 x 8192 x 8192 | | 752 / 740 |
 """
@@ -18,22 +23,27 @@ import torch
 
 from .. import utils
 
-__all__ = ["MOST_ROWS_OF_OURS", "has_scaled_mm", "prefers_torch_bf16", "prefers_torch_fp8"]
+__all__ = ["LARGE_BF16", "LARGE_FP8", "are_few_rows", "has_scaled_mm", "prefers_torch_bf16", "prefers_torch_fp8"]
 
-#: Rows of tokens up to which our Hopper kernels, which swap the operands, are faster than cuBLASLt.
-MOST_ROWS_OF_OURS = 32
+#: Weights from which our Hopper kernels, which swap the operands, are faster than cuBLASLt for 33 to 64 rows.
+LARGE_BF16, LARGE_FP8 = 50_000_000, 28_000_000
 #: Batch entries up to which cuBLASLt is faster for per-tensor fp8; torch has no batched fp8 product.
 MOST_BATCHES_OF_TORCH = 1
 
 
-def _hopper_streams(a: torch.Tensor, b: torch.Tensor, step: int) -> bool:
+def are_few_rows(m: int, n: int, k: int, large: int) -> bool:
+    """Return True if ``m`` rows of tokens are so few that our Hopper kernels read ``n x k`` weights faster."""
+    return m <= 32 or (m <= 64 and k >= 4096 and n * k >= large)
+
+
+def _hopper_streams(a: torch.Tensor, b: torch.Tensor, step: int, large: int) -> bool:
     """Return True if few rows meet weights that our Hopper kernel reads: K-major, rows of ``step`` elements.
 
     ``step`` elements are 16 bytes. Other layouts would run on the general kernel, which is slower than cuBLASLt.
     """
     shape = b.shape
     return (
-        a.shape[-2] <= MOST_ROWS_OF_OURS
+        are_few_rows(a.shape[-2], shape[-1], shape[-2], large)
         and b.stride(-2) == 1
         and shape[-2] % step == 0
         and shape[-1] % 8 == 0
@@ -43,7 +53,7 @@ def _hopper_streams(a: torch.Tensor, b: torch.Tensor, step: int) -> bool:
 
 def prefers_torch_bf16(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return True if torch multiplies bf16 ``a (.., m, k)`` and ``b (.., k, n)`` faster. ``a`` is on a CUDA device."""
-    return not _hopper_streams(a, b, 8)
+    return not _hopper_streams(a, b, 8, LARGE_BF16)
 
 
 def has_scaled_mm(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -74,5 +84,5 @@ def prefers_torch_fp8(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bo
     """
     if b.shape[0] > MOST_BATCHES_OF_TORCH:
         return False
-    is_ours = a.dtype is b.dtype is torch.float8_e4m3fn and _hopper_streams(a, b, 16)
+    is_ours = a.dtype is b.dtype is torch.float8_e4m3fn and _hopper_streams(a, b, 16, LARGE_FP8)
     return not is_ours and has_scaled_mm(out, a, b)

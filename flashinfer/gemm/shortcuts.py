@@ -16,7 +16,7 @@ from .._runtime.allocation import allocate, reshaped
 from .._runtime.arch import AMPERE_ON
 from .._runtime.shortcut import capability_of
 from .native import CONTIGUOUS, MASKED, PACKED
-from .routes import MOST_ROWS_OF_OURS
+from .routes import LARGE_BF16, LARGE_FP8, are_few_rows
 from .sm90 import Sm90Functions
 
 __all__ = [
@@ -53,8 +53,8 @@ def mm_bf16(
         return None
     index = a.get_device()
     capability = capability_of[index]
-    (m, _), n = a.shape, b.shape[1]
-    if m <= MOST_ROWS_OF_OURS and capability == 90 and b.stride()[0] == 1 and backend != "cublaslt":
+    (m, k), n = a.shape, b.shape[1]
+    if are_few_rows(m, n, k, LARGE_BF16) and capability == 90 and b.stride()[0] == 1 and backend != "cublaslt":
         if out is None:
             out = allocate((m, n), (n or 1, 1), out_dtype, index)
         elif out.dtype is not out_dtype:
@@ -82,8 +82,8 @@ def bmm_bf16(
         return None
     index = A.get_device()
     capability = capability_of[index]
-    (batch, m, _), n = A.shape, B.shape[2]
-    if m <= MOST_ROWS_OF_OURS and capability == 90 and B.stride()[1] == 1:
+    (batch, m, k), n = A.shape, B.shape[2]
+    if are_few_rows(m, n, k, LARGE_BF16) and capability == 90 and B.stride()[1] == 1:
         if out is None:
             out = allocate((batch, m, n), ((m or 1) * (n or 1), n or 1, 1), out_dtype, index)
         elif out.dtype is not out_dtype:
@@ -119,7 +119,7 @@ def bmm_fp8(
     index = A.get_device()
     capability = capability_of[index]
     (batch, m, k), (weights_batch, weights_k, n) = A.shape, B.shape
-    if batch > 1 or m <= MOST_ROWS_OF_OURS:
+    if batch > 1 or are_few_rows(m, n, k, LARGE_FP8):
         if capability != 90:
             return None
         if out is None:

@@ -27,6 +27,11 @@ def capability(monkeypatch):
         (1, 64, 128, True, False),
         (32, 64, 128, True, False),
         (33, 64, 128, True, True),
+        (33, 16384, 4096, True, False),
+        (64, 12208, 4096, True, False),
+        (64, 12200, 4096, True, True),  # fewer weights than LARGE_BF16
+        (64, 32768, 2048, True, True),  # K is short
+        (65, 16384, 4096, True, True),
         (1, 64, 128, False, True),  # row-major weights
         (1, 60, 128, True, True),  # rows of the result are not whole 16 bytes
         (1, 64, 100, True, True),  # rows of the weights are not whole 16 bytes
@@ -47,6 +52,9 @@ def fp8(batch: int, m: int, n: int, k: int, dtype: torch.dtype = E4M3) -> tuple[
 def test_fp8(capability):
     assert not routes.prefers_torch_fp8(*fp8(1, 32, 64, 128))
     assert routes.prefers_torch_fp8(*fp8(1, 33, 64, 128))
+    assert not routes.prefers_torch_fp8(*fp8(1, 64, 7168, 4096))
+    assert routes.prefers_torch_fp8(*fp8(1, 64, 6144, 4096))
+    assert routes.prefers_torch_fp8(*fp8(1, 65, 7168, 4096))
     assert routes.prefers_torch_fp8(*fp8(1, 1, 64, 128, dtype=E5M2))  # our Hopper kernels have no e5m2
     assert not routes.prefers_torch_fp8(*fp8(2, 65, 64, 128))  # torch has no batches
     capability(8, 9)

@@ -54,24 +54,26 @@ inline TileTime TimeOf(const TileShape& tile, bool is_block) {
   return size >= 128 * 128 ? TileTime{379, 1400} : TileTime{315, 700};
 }
 
-/// Times of a tile of 64 weights whose warpgroups share K, relative to one of 128 weights. Not measured: a K block has half
+/// Times of a tile of 64 weights whose warpgroups share K, relative to one of 128 weights: a K block has half
 /// of the weights, and as many tokens.
-constexpr double TURN_K_BLOCK = 0.55;  // factor of the time of a K block
-constexpr double TURN_SUM = 400;       // ns: the sum of both warpgroups, once per tile
+constexpr double TURN_K_BLOCK = 0.6;  // factor of the time of a K block
+constexpr double TURN_SUM = 250;      // ns: the sum of both warpgroups, once per tile
 
 /// Return the time per 128 bytes of K of a tile with 128 weights on the M side.
 inline double SwappedKBlock(int tokens, bool is_block) {
-  if (tokens <= 16) return 250;
-  if (tokens <= 32) return is_block ? 345 : 325;
-  if (tokens <= 64) return is_block ? 440 : 325;
+  if (tokens <= 8) return 260;
+  if (tokens <= 16) return 275;
+  if (tokens <= 32) return 293;
+  if (tokens <= 64) return is_block ? 380 : 350;
   return is_block ? 850 : 610;
 }
 
 /// Return the time that `split` blocks take to exchange the partial sums of a tile.
 inline double Exchange(int tokens, int split) {
   if (split == 1) return 0;
-  const double of_two = tokens <= 8 ? 1700 : tokens <= 16 ? 1800 : tokens <= 32 ? 2500 : tokens <= 64 ? 4500 : 12000;
-  return of_two * (1 + 0.25 * (split - 2));
+  const double of_few = tokens <= 4 ? 400 : tokens <= 8 ? 480 : tokens <= 16 ? 670 : 820;
+  const double of_two = tokens <= 32 ? of_few : tokens <= 64 ? 3000 : 12000;
+  return of_two * (1 + 0.15 * (split - 2));
 }
 
 /// Number of non-empty groups, and rows per group.
@@ -110,7 +112,8 @@ inline double Normal(const GemmShape& x, const TileShape& tile, int sms) {
 /// about 18, and one GPC may have few.
 inline int ClustersOf(int split, int sms) {
   if (split <= 2) return sms / split;
-  return std::max(1, sms / 18 * (18 / split));
+  const int most = sms / 18 * (18 / split);
+  return std::max(1, split == 3 ? most * 9 / 10 : most);  // 40 clusters of three took two turns on 132 SMs
 }
 
 /// Estimate the nanoseconds with weights on the M side, and `split` blocks that share the K of a tile.
@@ -124,7 +127,8 @@ inline double Swapped(const GemmShape& x, const TileShape& tile, int split, int 
   const double exchange = Exchange(has_turns ? tile.block_m / 2 : tile.block_m, split);  // a thread has half of them
   const double factor = has_turns ? TURN_K_BLOCK : has_halves ? 1.5 : 1;
   const double sum = SwappedKBlock(tile.block_m, x.is_block) * factor * CeilOf(KBlocks(x), split);
-  const double stores = 300 + 20 * tile.block_m + (has_turns ? TURN_SUM : 0);  // from registers, some lines in parts
+  const double stores = 250 + (tile.block_m > 64 ? 20 : 12) * tile.block_m +
+                        (has_turns ? TURN_SUM : 0);  // from registers, some lines in parts
   const double work = CeilOf(tiles, ClustersOf(split, sms)) * (sum + stores + exchange / 2);
   return Overlap(work, MemoryBytes(x) / DRAM) + exchange + START;
 }
