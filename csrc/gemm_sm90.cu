@@ -318,7 +318,8 @@ bool gemm_sm90_with_tile(TensorView out, TensorView a, TensorView b, Optional<Te
   });
 }
 
-/// Multiply few rows that the product quantises itself. Returns false, having done nothing, for other operands.
+/// Multiply few rows that the product quantises itself. Returns false, having done nothing, for other operands and where two
+/// kernels are faster.
 static bool MultiplyUnquantized(const TensorView& out, const TensorView& input, const TensorView& weight,
                                 const TensorView& weight_scale, int64_t scale_rows, bool enable_pdl) {
   const bool are_matrices = input.ndim() == 2 && weight.ndim() == 2 && out.ndim() == 2;
@@ -331,7 +332,9 @@ static bool MultiplyUnquantized(const TensorView& out, const TensorView& input, 
   p.is_unquantized = true;
   const DLDevice device = input.device();
   constexpr TileShape TILE{true, QUANTIZING_TOKENS, TURN_WEIGHTS};
-  GemmConfig c = ChooseSm90(ShapeOf(p, p.m), &TILE, 1, SmCount(device.device_id));
+  const GemmShape shape = ShapeOf(p, p.m);
+  GemmConfig c = ChooseSm90(shape, &TILE, 1, SmCount(device.device_id));
+  if (!QuantizesFaster(shape, c)) return false;
   c.enable_pdl = UsePdl(enable_pdl, device);
   DeviceGuard guard(device);
   CheckStatus(OP, QUANTIZING_ENTRY(p, c, get_stream(device)));

@@ -211,18 +211,19 @@ def quantizing(x: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, pdl: bool)
 @pytest.mark.parametrize("m", range(1, 10))
 @pytest.mark.parametrize("n, k", [(64, 128), (136, 384), (320, 3456), (7168, 4096), (24576, 1536)])
 def test_products_that_quantise(m, n, k):
-    """Check that up to 8 rows take one launch, with the bits of the quantiser and of a product that splits K alike."""
+    """Check that few rows take one launch, with the bits of the quantiser and of a product that splits K alike."""
     x, b = torch.randn(m, k, device="cuda").bfloat16(), operands("fp8_block", (n, k))[0]
     x[m // 2, :128] = 0
     x[m - 1] *= 2.0**60
     scale = block_scales(b[:1], b)[1]
     codes, scales = quantize_rows(x)
     tile = [t.unit for t in tiles_of("fp8_block")].index("swapped_8x64")
-    splits = [{"tile": tile, "cluster": c} for c in range(1, min(4, k // 128) + 1)] if m <= 8 else [{}]
+    is_one_launch = m <= (0 if n == 24576 else 4 if n == 7168 else 8)  # blocks must have few stages
+    splits = [{"tile": tile, "cluster": c} for c in range(1, min(4, k // 128) + 1)] if is_one_launch else [{}]
     expected = [gemm("fp8_block", codes, b, poisoned(m, n), scales=(scales.T, scale), **split) for split in splits]
     for pdl in (False, True):
         out, has_codes = quantizing(x, b, scale, pdl)
-        assert has_codes == (m > 8)
+        assert has_codes != is_one_launch
         assert any(torch.equal(out, y) for y in expected)
 
 

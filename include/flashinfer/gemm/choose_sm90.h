@@ -165,6 +165,15 @@ inline int MostBlocks(const GemmShape& x, const TileShape& tile) {
   return int(std::min(most, model::KBlocks(x)));
 }
 
+/// Return true if a product that quantises its tokens, with the tile and cluster `c`, takes no longer than a quantiser and a
+/// product (fitted on an H200 to 8 sizes of weights). The warps that quantise a stage take longer than its weights, so blocks
+/// must have few stages.
+inline bool QuantizesFaster(const GemmShape& x, const GemmConfig& c) {
+  const double clusters = model::ClustersOf(c.cluster, c.blocks);
+  const double tiles = model::CeilOf(model::CeilOf(double(x.n), c.block_n), clusters);
+  return tiles * model::CeilOf(model::KBlocks(x), c.cluster) <= (x.rows <= 4 ? 34 : 14);
+}
+
 /// Take a tile that was measured instead of the one that the rule chose, if it can serve the product; `cluster` blocks
 /// split K of a swapped tile, and are 1 for others.
 inline void UseTile(const GemmShape& x, const TileShape& tile, int cluster, GemmConfig* c) {
