@@ -128,7 +128,7 @@ inline double Swapped(const GemmShape& x, const TileShape& tile, int split, int 
   const double factor = has_turns ? TURN_K_BLOCK : has_halves ? 1.5 : 1;
   const double sum = SwappedKBlock(tile.block_m, x.is_block) * factor * CeilOf(KBlocks(x), split);
   const double stores = 250 + (tile.block_m > 64 ? 20 : 12) * tile.block_m +
-                        (has_turns ? TURN_SUM : 0);  // from registers, some lines in parts
+                        (has_turns ? TURN_SUM : 0);  // stored from registers, some lines in parts
   const double work = CeilOf(tiles, ClustersOf(split, sms)) * (sum + stores + exchange / 2);
   return Overlap(work, MemoryBytes(x) / DRAM) + exchange + START;
 }

@@ -278,7 +278,7 @@ __device__ __forceinline__ void StoreGatedBlockTokens(const GemmParams& p, float
                                                       BlockMaxima<TOKENS>& maxima, int column, const Tile& tile) {
   constexpr int FRAGMENTS = TOKENS / 8, WARPS = CONSUMERS * WARPGROUP / 32;
   const int lane = threadIdx.x % 32, quad = lane % 4, warp = int(threadIdx.x) / 32 - WARPGROUP / 32;
-  const int first = column + 16 * warp;  // of the warp's 16 results
+  const int first = column + 16 * warp;  // first column of the warp's 16 results
   const GateConstants constants(p, tile.weight_batch, 1.f);
   const float2 bias[2] = {GateBias(p, constants, first + lane / 4), GateBias(p, constants, first + lane / 4 + 8)};
   float2 amax[FRAGMENTS] = {};

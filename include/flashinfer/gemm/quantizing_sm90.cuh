@@ -112,7 +112,7 @@ __device__ __forceinline__ void ProduceTokenBlocks(const GemmParams& p, const ho
   constexpr int TAKERS = Traits::TAKERS, DEPTH = Blocks::DEPTH;
   const int taker = int(threadIdx.x) / 32 - 1;
   const Blocks blocks(p);
-  int offset = taker;  // of its first K block in the tile
+  int offset = taker;  // offset of the first K block of this warp in the tile
   for_each(taker, [&](const auto& part, hopper::RingPosition<Traits::STAGES>& at) {
     const ScaleView& of_weights = p.weight_scale;
     const float* const weight =

@@ -49,7 +49,7 @@ struct SwappedTraits {
   static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES - SWAPPED_BYTES;
   using Scales = StageScales<TOKENS, WEIGHTS, !(QUANTIZES || ENCODES)>;
   static constexpr int SCALE_BYTES = IS_BLOCK ? Scales::BYTES : 0;  // per stage
-  static constexpr int TAKERS = SHARES_K ? CONSUMERS : 1;           // of stages, in turn
+  static constexpr int TAKERS = SHARES_K ? CONSUMERS : 1;           // warpgroups that take stages in turn
   static constexpr int STAGES = RING_BYTES / (STAGE_BYTES + SCALE_BYTES) / TAKERS * TAKERS;
   static constexpr int SHARED_BYTES =
       1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + SWAPPED_BYTES;
@@ -152,7 +152,7 @@ __device__ __forceinline__ void ProduceSwappedScales(const GemmParams& p, const 
                                                      uint32_t scales) {
   constexpr int TAKERS = Traits::TAKERS;
   const int taker = TAKERS > 1 ? int(threadIdx.x) / 32 - 1 : 0;
-  int offset = taker;  // of its first K block in the tile
+  int offset = taker;  // offset of the first K block of this warp in the tile
   if (p.weights_first) ptx::GridDependencyWait();
   const auto copy_part = [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
     const ScaleCopies<Traits::TOKENS, Traits::WEIGHTS, !Traits::QUANTIZES> copies(p, part.tile);

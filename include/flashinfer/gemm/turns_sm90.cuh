@@ -17,8 +17,8 @@ template <int TOKENS>
 struct TurnBuffer {
   static constexpr int FRAGMENTS = TOKENS / 8;
   static constexpr int OWN = FRAGMENTS > 1 ? FRAGMENTS / 2 : 1;  // fragments that a warpgroup finishes
-  static constexpr int GIVERS = FRAGMENTS > 1 ? CONSUMERS : 1;   // of one fragment, warpgroup 1 finishes nothing
-  static constexpr int SLOTS = GIVERS * OWN * WARPGROUP;         // of a tile
+  static constexpr int GIVERS = FRAGMENTS > 1 ? CONSUMERS : 1;   // warpgroups that give sums; one fragment is kept by 0
+  static constexpr int SLOTS = GIVERS * OWN * WARPGROUP;         // slots per tile
   static constexpr int BYTES = 2 * SLOTS * int(sizeof(float4));  // tiles take the halves in turn
   static_assert(FRAGMENTS == 1 || FRAGMENTS % 2 == 0, "halves of the fragments");
 };
@@ -38,7 +38,7 @@ class Turns {
   }
 
  private:
-  int offset_;  // of its first K block in the next tile: 0 or 1
+  int offset_;  // offset of the first K block of this taker in the next tile: 0 or 1
 };
 
 /// Sums of the two consumer warpgroups, whose threads of equal number have the same elements of the tile. Two numbers have

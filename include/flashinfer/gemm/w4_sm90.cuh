@@ -25,7 +25,7 @@ struct W4Traits {
   static constexpr int STAGE_BYTES = TOKEN_BYTES + CODE_BYTES;
   static constexpr int SCALE_BYTES = CONSUMERS * ScaleBytes(TYPE);
   static constexpr int THREADS = GEMM_THREADS, BLOCKS_PER_SM = 1, PRODUCERS = 1;
-  static constexpr bool ENCODES = false;  // of SwappedTraits: tokens are loaded as they are
+  static constexpr bool ENCODES = false;  // tokens are loaded as they are (see SwappedTraits)
   static constexpr bool CAN_SPLIT = TOKENS <= W4_SPLIT_TOKENS;
   static constexpr int MAX_SPLIT = CAN_SPLIT ? SplitBuffer<TOKENS>::MAX_SPLIT : 1;
   static constexpr int SPLIT_BYTES = CAN_SPLIT ? SplitBuffer<TOKENS>::MaxBytes() : 0;

@@ -30,7 +30,7 @@ struct W4StreamTraits {
                                        : TOKENS == 16 && !NEEDS_REGISTERS ? FLASHINFER_W4_STREAM_BLOCKS_16
                                                                           : 1;
   static constexpr int PRODUCERS = FLASHINFER_W4_PRODUCERS;
-  static constexpr bool ENCODES = false;  // of SwappedTraits: tokens are loaded as they are
+  static constexpr bool ENCODES = false;  // tokens are loaded as they are (see SwappedTraits)
   static constexpr int THREADS = (CONSUMERS * K_PARTS + PRODUCERS) * 32;
   // Two slabs of BOX_TOKENS tokens, two of the next, ...
   static constexpr int SLAB_BYTES = BOX_TOKENS * SLAB_K_BYTES, TOKEN_BYTES = 2 * TOKENS * SLAB_K_BYTES;
