@@ -76,8 +76,7 @@ int64_t CheckedTile(int64_t weights) {
 /// Return the buffer: the caller's, if it is large enough, or one that `memory` keeps.
 char* Buffer(const Optional<TensorView>& given, const TensorView& input, int64_t bytes,
              flashinfer::CallMemory* memory) {
-  constexpr int64_t KEPT_BYTES =
-      16 << 20;  // those of 64 tokens; layers of more tokens take the GPU longer than the host
+  constexpr int64_t KEPT_BYTES = 16 << 20;  // enough for 64 tokens; more take the GPU longer than the host
   if (!given.has_value()) return static_cast<char*>(memory->Take(input.device(), bytes, KEPT_BYTES));
   const TensorView& x = given.value();
   if (x.dtype().bits != 8 || (x.dtype().code != kDLInt && x.dtype().code != kDLUInt)) {

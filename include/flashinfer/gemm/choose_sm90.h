@@ -113,13 +113,13 @@ inline double Normal(const GemmShape& x, const TileShape& tile, int sms) {
 inline int ClustersOf(int split, int sms) {
   if (split <= 2) return sms / split;
   const int most = sms / 18 * (18 / split);
-  return std::max(1, split == 3 ? most * 9 / 10 : most);  // 40 clusters of three took two turns on 132 SMs
+  return std::max(1, split == 3 ? most * 9 / 10 : most);  // 40 clusters of three took as long as two turns on 132 SMs
 }
 
 /// Estimate the nanoseconds with weights on the M side, and `split` blocks that share the K of a tile.
 inline double Swapped(const GemmShape& x, const TileShape& tile, int split, int sms) {
   const Groups g = GroupsOf(x);
-  const bool has_halves = x.is_gated && x.is_block;  // a tile then has 128 ups and 128 gates; not measured
+  const bool has_halves = x.is_gated && x.is_block;  // a tile then has 128 ups and 128 gates
   const double weights = has_halves ? 2 * tile.block_n : tile.block_n;
   const double tiles = g.count * CeilOf(g.rows, tile.block_m) * CeilOf(double(x.n), weights);
   // Half of an exchange overlaps with loads of the next tile; the last one overlaps with nothing.

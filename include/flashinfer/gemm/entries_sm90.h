@@ -11,7 +11,7 @@ template <typename T, Scaling SCALING, int BLOCK_M, int BLOCK_N, bool GATHERS = 
 Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream);
 
 /// Compute d = a b^T with weights on the M side of the tensor cores: tiles of TOKENS by 128 or 64 weights
-/// (swapped_sm90.cuh). ENCODES: of unquantised tokens.
+/// (swapped_sm90.cuh). ENCODES: tokens are bf16, and the kernel quantises them.
 template <typename T, Scaling SCALING, int TOKENS, int WEIGHTS = SWAPPED_WEIGHTS, bool ENCODES = false>
 Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream);
 

@@ -41,7 +41,7 @@ struct WgmmaTypeOf<float8_e4m3_t> {
 
 constexpr int CHUNK_BYTES = 16;  // bytes of a copy
 
-/// Rows of tokens that a kernel finds by their numbers, or quantises.
+/// Rows of tokens that a kernel reads without a tensor map: it finds them by their numbers, or quantises all of them.
 struct GatheredRows {
   const char* data;
   const int32_t* indices;  // null: tokens are quantised, or loaded through their tensor map

@@ -382,7 +382,7 @@ Status LaunchSwapped(const GemmProblem& problem, const GemmConfig& config, Strea
 
 /// Compute d = a b^T with tiles of TOKENS tokens by 128 weights, or by 64 without a gated activation. With block scaling,
 /// every row of weights may have a scale; tiles of few tokens activate and quantise by blocks, 128 ups and 128 gates of
-/// weights with a scale per block. ENCODES: those of unquantised tokens.
+/// weights with a scale per block. ENCODES: tokens are bf16, and the kernel quantises them.
 template <typename T, Scaling SCALING, int TOKENS, int WEIGHTS, bool ENCODES>
 Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
   if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
