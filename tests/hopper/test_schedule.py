@@ -123,11 +123,26 @@ def test_gated_blocks_have_128_ups_and_gates(probe):
     assert choose(probe, "fp8_block", 65536, 1536, 2048, 128, PACKED, is_gated=True)[:3] == (0, 128, 256)
 
 
-@pytest.mark.parametrize("rows", [1, 128, 512, 1024, 4096])
-def test_gated_blocks_of_few_tokens(probe, rows):
-    """Layers with up to 32 pairs per expert take a swapped tile that quantises, whose K is not split."""
+@pytest.mark.parametrize("rows, most", [(1, 8), (128, 8), (512, 16), (1024, 32), (2048, 32)])
+def test_gated_blocks_of_few_tokens(probe, rows, most):
+    """Layers with few pairs per expert take a swapped tile that quantises, whose K is not split."""
     swapped, block_m, _, cluster, *_ = choose(probe, "fp8_block", rows, 1536, 2048, 128, PACKED, is_gated=True)
-    assert swapped and block_m <= 32 and cluster == 1
+    assert swapped and block_m <= most and cluster == 1
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8_block"])
+@pytest.mark.parametrize("mean", [8, 16, 24])
+def test_tiles_hold_the_rows_of_most_experts(probe, kind, mean):
+    """Half of the experts have more rows than the mean; a second tile would read their weights again."""
+    _, block_m, *_ = choose(probe, kind, mean * 64, 4096, 4096, 64, PACKED)
+    assert block_m >= 1.3 * mean
+    assert choose(probe, kind, mean, 4096, 4096, 64, MASKED)[1] < 4 * mean
+
+
+@pytest.mark.parametrize("rows", [1, 1 << 20, 1 << 30])
+def test_any_number_of_packed_rows(probe, rows):
+    for experts in (1, 1000):
+        assert choose(probe, "fp8_block", rows, 4096, 4096, experts, PACKED)[1] >= 8
 
 
 #: Pairs, rows of fc1, hidden size and experts of layers whose copies of tokens would take long, and of those that

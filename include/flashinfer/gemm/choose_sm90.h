@@ -4,6 +4,7 @@
 // (tests/hopper/tune.py). Only ratios of the times matter.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "problem_sm90.h"
@@ -76,22 +77,49 @@ inline double Exchange(int tokens, int split) {
   return of_two * (1 + 0.15 * (split - 2));
 }
 
-/// Number of non-empty groups, and rows per group.
+/// Number of groups, and rows per group. Only the mean is known of packed groups: their rows are taken for random, as those
+/// of experts that tokens are routed to (a Poisson distribution).
 struct Groups {
   double count, rows;
+  bool is_random = false;
 };
 inline Groups GroupsOf(const GemmShape& x) {
   if (x.grouping == Grouping::kBatched || x.grouping == Grouping::kMasked) return {double(x.batch), double(x.rows)};
+  if (x.grouping == Grouping::kPacked) return {double(x.batch), double(x.rows) / double(x.batch), true};
   const double count = std::max<double>(1, double(std::min(x.batch, x.rows)));
   return {count, double(x.rows) / count};
 }
 
 inline double CeilOf(double x, double by) { return double(int64_t((x + by - 1) / by)); }
 
+/// Return the share of groups that have rows.
+inline double ShareWithRows(const Groups& g) { return g.is_random ? 1 - std::exp(-g.rows) : 1; }
+
+/// Return the mean number of tiles of `block_m` rows per group: the sum over i of the probability of more than i * block_m
+/// rows, which is that of a normal distribution but for i = 0.
+inline double TilesPerGroup(const Groups& g, int block_m) {
+  if (!g.is_random) return CeilOf(g.rows, block_m);
+  const double deviation = std::sqrt(g.rows);
+  int i = std::max(0, int((g.rows - 4 * deviation) / block_m));  // groups have at least so many whole tiles
+  double tiles = i + (i == 0 ? ShareWithRows(g) : 1), share = 1;
+  while (share > 1e-3) {
+    share = 0.5 * std::erfc((++i * double(block_m) + 0.5 - g.rows) / (std::sqrt(2.0) * deviation));
+    tiles += share;
+  }
+  return tiles;
+}
+
+/// Return the tiles that a block computes one after the other, if `at_once` are computed at a time. Blocks take those of
+/// random groups from a counter (tile_queue_sm90.cuh), and end about together.
+inline double Turns(const Groups& g, double tiles, int at_once) {
+  return g.is_random ? std::max(1.0, tiles / at_once) : CeilOf(tiles, at_once);
+}
+
 /// Return the least DRAM traffic in bytes: each input is read once and each output written once, for any tile.
 inline double MemoryBytes(const GemmShape& x) {
   const Groups g = GroupsOf(x);
-  return g.count * (double(x.element_bytes) * double(x.k) * (double(x.n) + g.rows) + 2.0 * g.rows * double(x.n));
+  const double weights = double(x.element_bytes) * double(x.k) * double(x.n) * ShareWithRows(g);
+  return g.count * (weights + g.rows * (double(x.element_bytes) * double(x.k) + 2.0 * double(x.n)));
 }
 
 /// Return the time of two activities that overlap incompletely: a tenth of the shorter one is not hidden.
@@ -102,9 +130,9 @@ inline double KBlocks(const GemmShape& x) { return CeilOf(double(x.k) * x.elemen
 /// Estimate the nanoseconds with tokens on the M side, on `sms` blocks.
 inline double Normal(const GemmShape& x, const TileShape& tile, int sms) {
   const Groups g = GroupsOf(x);
-  const double tiles = g.count * CeilOf(g.rows, tile.block_m) * CeilOf(double(x.n), tile.block_n);
+  const double tiles = g.count * TilesPerGroup(g, tile.block_m) * CeilOf(double(x.n), tile.block_n);
   const TileTime time = TimeOf(tile, x.is_block);
-  const double work = CeilOf(tiles, sms) * (time.k_block * KBlocks(x) + time.tile);
+  const double work = Turns(g, tiles, sms) * (time.k_block * KBlocks(x) + time.tile);
   return Overlap(work, MemoryBytes(x) / DRAM) + START;
 }
 
@@ -121,15 +149,15 @@ inline double Swapped(const GemmShape& x, const TileShape& tile, int split, int 
   const Groups g = GroupsOf(x);
   const bool has_halves = x.is_gated && x.is_block;  // a tile then has 128 ups and 128 gates
   const double weights = has_halves ? 2 * tile.block_n : tile.block_n;
-  const double tiles = g.count * CeilOf(g.rows, tile.block_m) * CeilOf(double(x.n), weights);
+  const double tiles = g.count * TilesPerGroup(g, tile.block_m) * CeilOf(double(x.n), weights);
   // Half of an exchange overlaps with loads of the next tile; the last one overlaps with nothing.
   const bool has_turns = tile.block_n == TURN_WEIGHTS;
   const double exchange = Exchange(has_turns ? tile.block_m / 2 : tile.block_m, split);  // a thread has half of them
-  const double factor = has_turns ? TURN_K_BLOCK : has_halves ? 1.5 : 1;
+  const double factor = has_turns ? TURN_K_BLOCK : has_halves ? 2.1 : 1;
   const double sum = SwappedKBlock(tile.block_m, x.is_block) * factor * CeilOf(KBlocks(x), split);
-  const double stores = 250 + (tile.block_m > 64 ? 20 : 12) * tile.block_m +
-                        (has_turns ? TURN_SUM : 0);  // stored from registers, some lines in parts
-  const double work = CeilOf(tiles, ClustersOf(split, sms)) * (sum + stores + exchange / 2);
+  const double of_token = g.is_random ? 22 : tile.block_m > 64 ? 20 : 12;  // stored from registers, some lines in parts
+  const double stores = 250 + of_token * tile.block_m + (has_turns ? TURN_SUM : 0);
+  const double work = Turns(g, tiles, ClustersOf(split, sms)) * (sum + stores + exchange / 2);
   return Overlap(work, MemoryBytes(x) / DRAM) + exchange + START;
 }
 
