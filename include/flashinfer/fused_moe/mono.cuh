@@ -340,7 +340,7 @@ Status Launch(const MonoParams& p, Stream stream) {
 template <typename Weights>
 Status LaunchMono(const MonoParams& p, Stream stream) {
   constexpr int THREADS = Weights::WARPS * 32;
-  if constexpr (FLASHINFER_MONO_TOKENS > 8 || FLASHINFER_MONO_TOKENS_MXFP4 > 8) {
+  if constexpr (FLASHINFER_MONO_TOKENS > 8 || FLASHINFER_MONO_TOKENS_QUANTIZED > 8) {
     if (p.tokens > 8) {
       return mono::Launch<mono::MonoKernel<Weights, 2, false>, THREADS, sizeof(mono::Memory<Weights, 2>)>(p, stream);
     }

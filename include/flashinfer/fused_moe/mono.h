@@ -32,8 +32,8 @@
 #ifndef FLASHINFER_MONO_TOKENS
 #define FLASHINFER_MONO_TOKENS 8  // the most that a layer is given to this kernel with, up to 16; 0: none
 #endif
-#ifndef FLASHINFER_MONO_TOKENS_MXFP4
-#define FLASHINFER_MONO_TOKENS_MXFP4 1  // the same for MXFP4, whose stages take less time from two tokens on (H200)
+#ifndef FLASHINFER_MONO_TOKENS_QUANTIZED
+#define FLASHINFER_MONO_TOKENS_QUANTIZED 1  // the same for e4m3 and MXFP4, whose stages take less time from two tokens on
 #endif
 #ifndef FLASHINFER_MONO_COOPERATIVE
 #define FLASHINFER_MONO_COOPERATIVE 1  // 0, for timing only: two such grids at once may wait for each other for ever
@@ -76,7 +76,7 @@ struct MonoParams {
 /// Return true if MonoMoe computes a layer: the one place that decides. Few tokens, whose experts are read once, and rows of
 /// 16 bytes. What it does not take is computed in stages.
 inline bool TakesMono(const LayerSizes& s, int64_t input_stride) {
-  const int64_t most = s.format == Format::kMxfp4 ? FLASHINFER_MONO_TOKENS_MXFP4 : FLASHINFER_MONO_TOKENS;
+  const int64_t most = s.format == Format::kPlain ? FLASHINFER_MONO_TOKENS : FLASHINFER_MONO_TOKENS_QUANTIZED;
   if (s.intermediate == 0 || s.tokens > most || s.tokens > MONO_MAX_TOKENS || s.pairs() > MONO_MAX_PAIRS) return false;
   const bool has_format = s.format == Format::kPlain || s.format == Format::kFp8Block || s.format == Format::kMxfp4;
   return has_format && input_stride % 8 == 0;
