@@ -98,12 +98,10 @@ class GroupedProduct {
   /// Return true if experts have rows for tiles of 128 tokens.
   bool HasManyRows() const { return s_.pairs() >= 128 * s_.num_experts; }
 
-  /// Return true if product 1 quantises hidden values by blocks. Only tiles of 128 tokens and those of up to 32 do; experts
-  /// with rows between are served by other tiles.
+  /// Return true if product 1 quantises hidden values by blocks.
   bool ActivatesBlocks(ActivationType type) const {
     return use_sm90_ && s_.format == Format::kFp8Block && s_.intermediate % flashinfer::gemm::SCALE_BLOCK == 0 &&
-           (type == ActivationType::kSwiglu || type == ActivationType::kSwigluBias) &&
-           (HasManyRows() || s_.pairs() <= flashinfer::gemm::GATED_BLOCK_TOKENS * s_.num_experts);
+           (type == ActivationType::kSwiglu || type == ActivationType::kSwigluBias);
   }
 
   /// Describe product 1 of the SM90 module with the activation of its sums.
