@@ -171,7 +171,7 @@ def test_gated(library, tokens, counts, cluster):
     + [(16384, 128, 5888, 160), (10**5, 8, 5888, 256)],
 )
 def test_choice(library, rows, groups, n, chosen):
-    """The tile takes all rows of nearly every expert; few tiles are split over K."""
+    """The tile takes all rows of most experts; few tiles are split over K."""
     number = library.call("choose_w4", rows, groups, n, 7168)
     assert number // 16 == chosen
     assert (number % 16 > 1) == (rows <= 4)

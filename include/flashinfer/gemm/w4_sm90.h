@@ -66,11 +66,11 @@ constexpr double W4_K_BLOCK = 260;
 }  // namespace model
 
 /// Choose tile and cluster for `rows` tokens of all groups on a device of `sms` SMs. Weights are decoded once for each
-/// tile of tokens, so the tile takes all rows of nearly every group: the mean plus 2.5 deviations of random routing.
+/// tile of tokens, so the tile takes all rows of most groups: the mean plus 1.5 deviations of random routing.
 inline GemmConfig ChooseW4(int64_t rows, int64_t groups, int64_t n, int64_t k, int sms) {
   GemmConfig c;
   c.swapped = true, c.block_n = 128, c.blocks = sms;
-  const double mean = double(rows) / double(std::max<int64_t>(1, groups)), most = mean + 2.5 * std::sqrt(mean);
+  const double mean = double(rows) / double(std::max<int64_t>(1, groups)), most = mean + 1.5 * std::sqrt(mean);
   c.block_m = 256;
   for (int tokens : W4_TOKENS) {
     if (double(tokens) < std::min(most, double(rows)) || tokens > c.block_m) continue;
