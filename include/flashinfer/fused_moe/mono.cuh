@@ -10,7 +10,7 @@
 //   test  pytest tests/fused_moe/test_emulated_mono.py      bench  python benchmarks/bench_fused_moe.py
 #pragma once
 #include "../attention/occupancy.cuh"
-#include "../ptx/atomic.cuh"
+#include "../grid_barrier.cuh"
 #include "../ptx/pdl.cuh"
 #include "../vec_dtypes.cuh"
 #include "activate.cuh"
@@ -22,21 +22,10 @@ namespace flashinfer {
 namespace fused_moe {
 namespace mono {
 
-/// Arrivals at the barrier of the grid. One for all launches: a block takes more than half of the shared memory of an
-/// SM and a cooperative grid has a block on each, so no other grid of this kernel arrives before this one has passed.
-static __device__ int32_t grid_barrier;
-
-/// Wait until all blocks are here; writes before the barrier are visible after it, but not through L1. The arrivals
-/// of a grid add up to 2^31: the highest bit changes with the last one, which all wait for, and nothing is left to be
-/// reset.
+/// Wait until all threads of the grid are here; writes before the barrier are visible after it, but not through L1.
 __device__ __forceinline__ void SyncGrid(int32_t& barrier) {
   __syncthreads();
-  if (threadIdx.x == 0) {
-    const uint32_t mine = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1u) : 1u;
-    const int32_t before = ptx::AddOrdered(&barrier, int32_t(mine));
-    while ((ptx::LoadAcquire(&barrier) ^ before) >= 0) {
-    }
-  }
+  if (threadIdx.x == 0) MeetGrid(barrier);
   __syncthreads();
 }
 
