@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Hashable, Optional, Sequence
 
 from .._runtime.errors import ArgumentError
 from .._runtime.knobs import knobs
@@ -15,6 +15,7 @@ from .files import Results
 from .files import classify_metadata as _classify_metadata_mismatches
 from .files import collect_metadata as _collect_metadata
 from .files import cudnn_backend_version as _get_cudnn_backend_version
+from .kept import Choice, WatchedResults
 from .measure import is_capturing, refuse_capture
 from .profiles import (
     OptimizationProfile,
@@ -67,16 +68,28 @@ class AutoTuner(Trials, SavedResults):
 
     def __init__(self, warmup: int = 3, repeat: int = 10, stream_delay_micro_secs: int = 5000) -> None:
         super().__init__(warmup, repeat, stream_delay_micro_secs)
-        #: Tactic, and the profile it was measured with.
-        self.profiling_cache: dict[ProfilingCacheKey, tuple[Any, Optional[OptimizationProfile]]] = {}
+        self.profiling_cache = {}
         self._rankings: dict[ProfilingCacheKey, list[Any]] = {}  # tactics, the fastest first
 
     @classmethod
     def get(cls) -> AutoTuner:
+        made = cls._instance
+        if made is not None:  # a lock takes longer than the look-up of a kept choice
+            return made
         with cls._making:
             if cls._instance is None:
                 cls._instance = cls()
             return cls._instance
+
+    @property
+    def profiling_cache(self) -> dict[ProfilingCacheKey, tuple[Any, Optional[OptimizationProfile]]]:
+        """Measured results: tactic, and the profile it was measured with."""
+        return self._results
+
+    @profiling_cache.setter
+    def profiling_cache(self, results: dict[ProfilingCacheKey, tuple[Any, Optional[OptimizationProfile]]]) -> None:
+        self._results = WatchedResults(results, self._forget_choices)
+        self._forget_choices()
 
     def _metadata(self) -> dict[str, str]:
         return _collect_metadata()
@@ -178,8 +191,47 @@ class AutoTuner(Trials, SavedResults):
         -------
         Tuple[TunableRunner, Any]
         """
+        return self._choose(custom_op, runners, tuning_config, inputs, kwargs)[:2]
+
+    def choose_and_keep(
+        self,
+        facts: Hashable,
+        custom_op: str,
+        runners: Callable[[], Sequence[TunableRunner]],
+        tuning_config: TuningConfig,
+        inputs: Sequence[Any],
+    ) -> tuple[TunableRunner, Any]:
+        """Return what :meth:`choose_one` returns, in 1 us from the second call on.
+
+        Parameters
+        ----------
+        facts : Hashable
+            All that the runners and the choice depend on: the operator, exact sizes, dtypes, layouts, the device.
+            ``kept.get(facts)`` is the :class:`~.kept.Choice` of an earlier call, or None; whoever takes one that is not
+            known adds 1 to ``stats.cache_misses``, as a look-up would.
+        runners : Callable
+            Makes the list of implementations, the default first.
+        custom_op, tuning_config, inputs
+            As for :meth:`choose_one`.
+        """
+        kept = self.kept  # before the look-up, see KeptChoices
+        choice = kept.get(facts)
+        if choice is None:
+            choice = kept[facts] = self._choose(custom_op, runners(), tuning_config, inputs, {})
+        elif not choice.is_known:
+            self.stats.cache_misses += 1
+        return choice.runner, choice.tactic
+
+    def _choose(
+        self,
+        custom_op: str,
+        runners: Sequence[TunableRunner],
+        tuning_config: TuningConfig,
+        inputs: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Choice:
         if custom_op in self._effective_skip_ops:
-            return runners[0], FALLBACK
+            return Choice(runners[0], FALLBACK, False)
         config, shapes = self._apply_tuning_overrides(tuning_config), shapes_of(inputs)
         keys = self._keys(custom_op, runners, shapes, config, inputs)
         found = self._find(keys)
@@ -189,8 +241,8 @@ class AutoTuner(Trials, SavedResults):
         if found is None:
             self.stats.cache_misses += 1
             self.stats.cache_miss_config_collection[custom_op].add(keys[0].nearest_profile)
-            return runners[0], FALLBACK
-        return runners[found[0]], found[1]
+            return Choice(runners[0], FALLBACK, False)
+        return Choice(runners[found[0]], found[1], True)
 
     def _may_measure(self) -> bool:
         return self.is_tuning_mode and not knobs.autotuner_load_from_file
@@ -296,3 +348,4 @@ class AutoTuner(Trials, SavedResults):
 
     def reset_statistics(self) -> None:
         self.stats = AutoTunerStatistics()
+        self._forget_choices()  # sizes of misses are collected when a choice is made, not when a kept one is taken

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from typing import Callable, NamedTuple, Optional
 
+from .kept import KeptChoices, NoChoices
 from .profiles import TuningConfig, with_buckets
 
 __all__ = ["Overrides"]
@@ -25,15 +26,31 @@ class Overrides:
 
     #: Whether results may exist: contexts with ``tune_mode`` were entered, or a file was loaded. Read on fast paths.
     was_used = False
-    #: Grows whenever results may have changed, for callers that keep choices.
-    generation = 0
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_tuning_mode = False
-        self._active_tuning_contexts = 0  # number of open contexts with tune_mode, in all threads
+        self._is_tuning_mode = False
+        self._open_contexts = 0  # in all threads
+        self._active_tuning_contexts = 0  # those with tune_mode
         self._lock = threading.RLock()
         self._threads = threading.local()  # stack of overrides of each thread
+        #: Choices that callers keep, until results may have changed or a context begins or ends.
+        self.kept = KeptChoices()
+
+    @property
+    def is_tuning_mode(self) -> bool:
+        """Whether unknown sizes are measured."""
+        return self._is_tuning_mode
+
+    @is_tuning_mode.setter
+    def is_tuning_mode(self, value: bool) -> None:
+        self._is_tuning_mode = value
+        self._forget_choices()
+
+    def _forget_choices(self) -> None:
+        """Let every caller choose anew. Called after each change of what a choice depends on."""
+        with self._lock:
+            self.kept = NoChoices() if self._open_contexts > 0 or self._is_tuning_mode else KeptChoices()
 
     def enter(
         self,
@@ -54,22 +71,17 @@ class Overrides:
                 min(outer.deadline, deadline),
             )
         )
-        self._count_contexts(+tune_mode)
+        self._count_contexts(+1, tune_mode)
         type(self).was_used |= tune_mode
-        type(self).generation += 1
 
     def leave(self, tune_mode: bool) -> None:
         self._stack().pop()
-        self._count_contexts(-tune_mode)
-        type(self).generation += 1
+        self._count_contexts(-1, tune_mode)
 
-    def is_in_context(self) -> bool:
-        """Tell whether this thread has entered a context that it has not left."""
-        return len(self._stack()) > 1
-
-    def _count_contexts(self, change: int) -> None:
+    def _count_contexts(self, change: int, tune_mode: bool) -> None:
         with self._lock:
-            self._active_tuning_contexts += change
+            self._open_contexts += change
+            self._active_tuning_contexts += change * tune_mode
             self.is_tuning_mode = self._active_tuning_contexts > 0
 
     def _stack(self) -> list[_Overrides]:

@@ -33,8 +33,7 @@ PathLike = Union[str, os.PathLike[str]]
 class SavedResults(ABC):
     """Results loaded from files and results not saved yet. :class:`AutoTuner` adds the measured ones."""
 
-    was_used: ClassVar[bool]  # these two are of Overrides
-    generation: ClassVar[int]
+    was_used: ClassVar[bool]  # of Overrides
 
     def __init__(self) -> None:
         self._file_configs: Results = {}  # runner class and tactic, by file key
@@ -51,6 +50,10 @@ class SavedResults(ABC):
     @abstractmethod
     def _measured(self) -> Results:
         """Return the results that this process has measured, by file key."""
+
+    @abstractmethod
+    def _forget_choices(self) -> None:
+        """Let every caller choose anew, after results have changed."""
 
     @abstractmethod
     def _warn(self, text: str, *arguments: Any) -> None:
@@ -76,7 +79,7 @@ class SavedResults(ABC):
             return False
         self._file_configs.update(results_in(content))
         type(self).was_used |= bool(self._file_configs)
-        type(self).generation += 1
+        self._forget_choices()
         self._records.update(_records_in(content))
         self._generations[_name(path)] = _generation_of(content)
         return True
@@ -125,9 +128,9 @@ class SavedResults(ABC):
         self._dirty = True
 
     def _forget_loaded(self) -> None:
-        type(self).generation += 1
         self._file_configs.clear()
         self._records.clear()
+        self._forget_choices()
 
     def _fit(self, path: Path, content: Mapping[str, Any]) -> Fit:
         """Compare a file with this machine. Warns once for each reason not to use the file."""

@@ -39,9 +39,7 @@ _with_tiles = Sm90Functions("gemm_sm90_experts_with_tiles")
 
 Product = Optional[Callable[..., Any]]
 
-#: Choices outside of contexts, because two look-ups take longer than all else that a call does on the host.
-_kept: dict[tuple[Any, ...], Product] = {}
-_kept_in = [-1]  # generation of the tuner
+_UNKNOWN: Any = object()  # None is the product of the CPU by the rule
 
 
 @cache
@@ -139,17 +137,15 @@ def _key(
 ) -> tuple[Any, ...]:
     output, x, experts, scales, fc1, fc2, bias1 = inputs[:7]
     sizes = (_bucket(x.shape[0], most_tokens), most_tokens, experts.shape[1], fc1.shape, fc2.shape)
-    return (kind, format, activation, first_expert, *sizes, x.dtype, output.dtype, scales is None, bias1 is None)
+    facts = (first_expert, *sizes, x.dtype, output.dtype, scales is None, bias1 is None)
+    return ("trtllm::fused_moe", kind, format, activation, *facts)
 
 
 def product_tuned_before(
     kind: str, format: int, activation: int, first_expert: int, inputs: Sequence[Any], most_tokens: int
 ) -> Product:
     """Return what :func:`tuned_product` returns for the same arguments if it is known; None if it must be asked."""
-    tuner = AutoTuner.get()
-    if tuner.is_in_context() or _kept_in[0] != tuner.generation:
-        return None
-    return _kept.get(_key(kind, format, activation, first_expert, inputs, most_tokens))
+    return AutoTuner.get().kept.get(_key(kind, format, activation, first_expert, inputs, most_tokens))
 
 
 def tuned_product(
@@ -191,12 +187,9 @@ def tuned_product(
             tactics.append(tuner.choose_one(f"trtllm::fused_moe::gemm{index}", [runner], config, list(inputs))[1])
         return _product_of(kind, tactics, by_rule)
 
-    if tuner.is_in_context():
-        return choose()
-    if _kept_in[0] != tuner.generation:
-        _kept.clear()
-        _kept_in[0] = tuner.generation
-    key = _key(kind, format, activation, first_expert, inputs, most_tokens)
-    if key not in _kept:
-        _kept[key] = choose()
-    return _kept[key]
+    # Two look-ups take longer than all else that a call does on the host.
+    kept, key = tuner.kept, _key(kind, format, activation, first_expert, inputs, most_tokens)
+    product = kept.get(key, _UNKNOWN)
+    if product is _UNKNOWN:
+        product = kept[key] = choose()
+    return product
