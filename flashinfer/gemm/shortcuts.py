@@ -3,7 +3,7 @@
 
 Native code takes the tensors as callers pass them: a view such as ``b.mT`` takes 1 us. It compares shapes, dtypes and
 devices; each shortcut tests what native code or torch would take and the public function refuses. Which product runs is
-the rule of ``routes.py``.
+the rule of ``routes.py``, or with ``backend="auto"`` what the tuner has chosen (``auto_shortcuts.py``).
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import Optional
 
 import torch
 
-from .._runtime.allocation import allocate, reshaped
+from .._runtime.allocation import allocate
 from .._runtime.arch import AMPERE_ON
 from .._runtime.shortcut import capability_of
+from .auto_shortcuts import auto_bmm_fp8, auto_mm_bf16
 from .native import CONTIGUOUS, MASKED, PACKED
 from .routes import LARGE_BF16, LARGE_FP8, are_few_rows
-from .sm90 import Sm90Functions
+from .sm90 import Sm90Functions, dense_product
+from .torch_shortcuts import torch_mm, torch_scaled_mm
 
 __all__ = [
     "batch_deepgemm",
@@ -29,12 +31,12 @@ __all__ = [
     "mm_bf16",
 ]
 
-_dense = Sm90Functions("gemm_sm90_dense")
 _grouped = Sm90Functions("gemm_sm90_grouped")
 _blockscale = Sm90Functions("gemm_sm90_blockscale")
 
-_BF16, _F16, _E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+_BF16, _F16 = torch.bfloat16, torch.float16
 _BLOCKS = (1, 128, 128)
+_BATCHED_BACKENDS = frozenset({"cudnn", "cutile", "auto"})  # of bmm_bf16: three names of one rule
 _SERVED = frozenset(AMPERE_ON)
 
 OptionalTensor = Optional[torch.Tensor]
@@ -50,7 +52,7 @@ def mm_bf16(
     backend: str,
 ) -> OptionalTensor:
     if backend != "cudnn" and (bias is not None or pdl or (backend != "cutile" and backend != "cublaslt")):
-        return None
+        return auto_mm_bf16(a, b, bias, out, out_dtype) if backend == "auto" else None
     index = a.get_device()
     capability = capability_of[index]
     (m, k), n = a.shape, b.shape[1]
@@ -59,26 +61,14 @@ def mm_bf16(
             out = allocate((m, n), (n or 1, 1), out_dtype, index)
         elif out.dtype is not out_dtype:
             return None
-        return out if _dense["bf16"](out, a, b, None, None, bias, True) else None
-    if (
-        capability not in _SERVED
-        or bias is not None
-        or not (a.dtype is b.dtype is out_dtype is _BF16)
-        or (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
-    ):
-        return None
-    if out is None:
-        out = torch.mm(a, b)
-        return out if out.dtype is _BF16 else None  # another dtype: autocast is on
-    if out.dtype is not _BF16 or out.shape != (m, n):
-        return None
-    return torch.mm(a, b, out=out)
+        return out if dense_product["bf16"](out, a, b, None, None, bias, True) else None
+    return torch_mm(a, b, out, out_dtype, m, n, capability) if bias is None else None
 
 
 def bmm_bf16(
     A: torch.Tensor, B: torch.Tensor, out: OptionalTensor, out_dtype: torch.dtype, backend: str
 ) -> OptionalTensor:
-    if backend != "cudnn" and backend != "cutile":
+    if backend not in _BATCHED_BACKENDS:
         return None
     index = A.get_device()
     capability = capability_of[index]
@@ -88,7 +78,7 @@ def bmm_bf16(
             out = allocate((batch, m, n), ((m or 1) * (n or 1), n or 1, 1), out_dtype, index)
         elif out.dtype is not out_dtype:
             return None
-        return out if _dense["bf16"](out, A, B, None, None, None, True) else None
+        return out if dense_product["bf16"](out, A, B, None, None, None, True) else None
     if (
         capability not in _SERVED
         or not (A.dtype is B.dtype is out_dtype is _BF16)
@@ -112,39 +102,22 @@ def bmm_fp8(
     out: OptionalTensor,
     backend: str,
 ) -> OptionalTensor:
-    if (backend != "cublas" and backend != "cudnn") or (dtype is not _BF16 and dtype is not _F16):
+    if dtype is not _BF16 and dtype is not _F16:
         return None
+    if backend != "cublas" and backend != "cudnn":
+        return auto_bmm_fp8(A, B, A_scale, B_scale, dtype, out) if backend == "auto" else None
     if out is not None and out.dtype is not dtype:
         return None
     index = A.get_device()
     capability = capability_of[index]
-    (batch, m, k), (weights_batch, weights_k, n) = A.shape, B.shape
+    (batch, m, k), n = A.shape, B.shape[2]
     if batch > 1 or are_few_rows(m, n, k, LARGE_FP8):
         if capability != 90:
             return None
         if out is None:
             out = allocate((batch, m, n), ((m or 1) * (n or 1), n or 1, 1), dtype, index)
-        return out if _dense["fp8"](out, A, B, A_scale, B_scale, None, True) else None
-    a, b = A.stride(), B.stride()
-    if (
-        capability not in _SERVED
-        or capability < 89
-        or not (A.dtype is B.dtype is _E4M3)
-        or not (A_scale.numel() == B_scale.numel() == 1)
-        or not (batch == weights_batch == 1 and weights_k == k)
-        or a[2] != 1
-        or b[1] != 1
-        or (k | n | a[1] | b[2]) % 16 != 0
-        or (out is not None and (out.shape != (1, m, n) or not out.is_contiguous()))
-    ):
-        return None
-    tokens, weights = reshaped(A, (m, k), a[1:], 0), reshaped(B, (k, n), b[1:], 0)
-    if out is not None:
-        to = reshaped(out, (m, n), (n, 1), 0)
-        torch._scaled_mm(tokens, weights, A_scale, B_scale, out_dtype=dtype, use_fast_accum=True, out=to)
-        return out
-    made = torch._scaled_mm(tokens, weights, A_scale, B_scale, out_dtype=dtype, use_fast_accum=True)
-    return reshaped(made, (1, m, n), (m * n, n, 1), 0)
+        return out if dense_product["fp8"](out, A, B, A_scale, B_scale, None, True) else None
+    return torch_scaled_mm(A, B, A_scale, B_scale, dtype, out, capability)
 
 
 def fp8_blockscale(

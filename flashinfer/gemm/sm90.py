@@ -9,7 +9,7 @@ import torch
 
 from ..jit.gemm import get_gemm_sm90_module, get_gemm_w4_sm90_module
 
-__all__ = ["Sm90Devices", "Sm90Functions", "W4Functions", "is_sm90"]
+__all__ = ["Sm90Devices", "Sm90Functions", "W4Functions", "dense_product", "is_sm90"]
 
 
 class Sm90Devices(dict[int, bool]):
@@ -29,6 +29,10 @@ class Sm90Functions(dict[str, Callable[..., Any]]):
     def __missing__(self, kind: str) -> Callable[..., Any]:
         self[kind] = getattr(get_gemm_sm90_module(kind), self._name)
         return self[kind]
+
+
+#: The product of ordinary matrices, which shortcuts call.
+dense_product = Sm90Functions("gemm_sm90_dense")
 
 
 class W4Functions(dict[str, Callable[..., Any]]):

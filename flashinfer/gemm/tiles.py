@@ -17,7 +17,7 @@ from ..jit.gemm import tiles_of
 from .native import BATCHED, product
 from .sm90 import Sm90Functions
 
-__all__ = ["BY_RULE", "product_with_tile", "tile_tactics"]
+__all__ = ["BY_RULE", "product_with_tile", "tile_of", "tile_tactics"]
 
 #: Tactic of the rule.
 BY_RULE = 0
@@ -44,6 +44,13 @@ def tile_tactics(kind: str, m: int, k: int, module: Optional[str] = None) -> lis
     return tactics
 
 
+def tile_of(tactic: Any) -> Optional[tuple[int, int, bool]]:
+    """Return the tile of a tactic, which is a list if it was read from a file; None for the tactics of the rule."""
+    if not isinstance(tactic, (tuple, list)) or len(tactic) != 3:
+        return None
+    return int(tactic[0]), int(tactic[1]), bool(tactic[2])
+
+
 def product_with_tile(
     tactic: Any,
     kind: str,
@@ -56,11 +63,10 @@ def product_with_tile(
     enable_pdl: Optional[bool] = None,
 ) -> None:
     """Write ``a @ b.mT + bias`` to ``out`` with the tile of a tactic; by the rule where it is none, or not taken."""
-    if isinstance(tactic, (tuple, list)) and len(tactic) == 3:
-        tile, cluster, share_b = tactic
+    tile = tile_of(tactic)
+    if tile is not None:
         operands = (out, a, b, a_scale, b_scale, bias, None, None, BATCHED, 1)
         # 0, 0: the order of tiles is that of the rule, and all SMs take part.
-        options = (int(tile), int(cluster), bool(share_b), 0, 0, use_pdl(a, enable_pdl), False)
-        if _gemm_with_tile[kind](*operands, *options):
+        if _gemm_with_tile[kind](*operands, *tile, 0, 0, use_pdl(a, enable_pdl), False):
             return
     product(out, a, b, a_scale=a_scale, b_scale=b_scale, bias=bias, enable_pdl=enable_pdl)

@@ -22,6 +22,7 @@ from ..autotuner import (
     TuningConfig,
     make_bucket_mapper,
 )
+from .auto_shortcuts import bf16_facts, fp8_facts
 from .bf16 import torch_bf16
 from .fp8 import torch_bmm_fp8
 from .routes import has_scaled_mm, prefers_torch_bf16, prefers_torch_fp8
@@ -59,6 +60,9 @@ _FP8_CONFIG = _config(1, out=4)  # A, B, A_scale, B_scale, out, workspace
 class _Runner(TunableRunner):
     """Runner with one tactic; results depend on the dtypes and on the layout of the weights."""
 
+    #: Whether torch multiplies.
+    with_torch = True
+
     def get_valid_tactics(self, inputs: list[Any], profile: OptimizationProfile) -> Sequence[Any]:
         return [0]
 
@@ -90,6 +94,7 @@ class CublasLtBf16Runner(_Runner):
 class _OwnRunner(_Runner):
     """Our product; a tactic is :data:`BY_RULE`, or a tile of the SM90 kernels."""
 
+    with_torch = False
     kind: str
     dtype: torch.dtype
 
@@ -149,22 +154,34 @@ def choose_fp8(inputs: list[Any], runners: Sequence[TunableRunner]) -> None:
 
 def tuned_mm_bf16(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: Optional[torch.Tensor], pdl: bool) -> None:
     """Write ``a @ b + bias`` to ``out`` with the runner that was measured fastest, or else by the rule."""
-    runners: list[TunableRunner] = [_own_bf16]
-    if not a.is_cuda:  # torch has neither a bias nor another result dtype there
-        runners += [_cublaslt_bf16] if bias is None and out.dtype is a.dtype else []
-    else:
-        runners = [_cublaslt_bf16, _own_bf16] if prefers_torch_bf16(a, b) else [_own_bf16, _cublaslt_bf16]
-    choose_bf16([a, b, bias, pdl, out, None], runners)
+
+    def runners() -> list[TunableRunner]:
+        if a.is_cuda:
+            return [_cublaslt_bf16, _own_bf16] if prefers_torch_bf16(a, b) else [_own_bf16, _cublaslt_bf16]
+        has_torch = bias is None and out.dtype is a.dtype  # torch has neither on the CPU
+        return [_own_bf16, _cublaslt_bf16] if has_torch else [_own_bf16]
+
+    (m, k), n = a.shape, b.shape[1]
+    facts = bf16_facts(m, n, k, b.stride()[0] == 1, out.dtype, bias is None, a.get_device())
+    inputs = [a, b, bias, pdl, out, None]
+    runner, tactic = AutoTuner.get().choose_and_keep(facts, "bf16_gemm", runners, _BF16_CONFIG, inputs)
+    runner(inputs, tactic=tactic)
 
 
 def tuned_bmm_fp8(
     out: torch.Tensor, A: torch.Tensor, B: torch.Tensor, A_scale: torch.Tensor, B_scale: torch.Tensor
 ) -> None:
     """Write ``(A @ B) * A_scale * B_scale`` to ``out`` with the runner measured fastest, or else by the rule."""
-    runners: list[TunableRunner] = [_own_fp8]
-    if A.is_cuda and has_scaled_mm(out, A, B):
-        runners = [_cublaslt_fp8, _own_fp8] if prefers_torch_fp8(out, A, B) else [_own_fp8, _cublaslt_fp8]
-    choose_fp8([A, B, A_scale, B_scale, out, None], runners)
+
+    def runners() -> list[TunableRunner]:
+        if not (A.is_cuda and has_scaled_mm(out, A, B)):
+            return [_own_fp8]
+        return [_cublaslt_fp8, _own_fp8] if prefers_torch_fp8(out, A, B) else [_own_fp8, _cublaslt_fp8]
+
+    facts = fp8_facts(A, B, A_scale, B_scale, A.shape, B.shape, out.dtype, out.stride(), out.data_ptr())
+    inputs = [A, B, A_scale, B_scale, out, None]
+    runner, tactic = AutoTuner.get().choose_and_keep(facts, "fp8_gemm", runners, _FP8_CONFIG, inputs)
+    runner(inputs, tactic=tactic)
 
 
 @cache

@@ -19,22 +19,9 @@ from flashinfer.gemm import shortcuts
 
 from ..hopper.devices import needs_hopper
 from .references import BF16, E4M3, E5M2, FP16, FP32, block_scales, operand
+from .stand_ins import Native
 
 INT32 = torch.int32
-
-
-class Native:
-    """Stands for a native function: records the arguments of its calls, writes ones, returns ``takes``."""
-
-    def __init__(self, takes: bool = True) -> None:
-        self.calls: list[tuple] = []
-        self.takes = takes
-
-    def __call__(self, out, *args):
-        self.calls.append((out, *args))
-        if self.takes:
-            out.fill_(1)
-        return self.takes
 
 
 @pytest.fixture
@@ -42,7 +29,7 @@ def native(monkeypatch):
     """Pretend that CPU tensors are on a Hopper; return what all native functions are replaced by."""
     function = Native()
     monkeypatch.setitem(capability_of, -1, 90)
-    for functions in (shortcuts._dense, shortcuts._grouped, shortcuts._blockscale):
+    for functions in (shortcuts.dense_product, shortcuts._grouped, shortcuts._blockscale):
         for kind in ("bf16", "fp8", "fp8_block"):
             monkeypatch.setitem(functions, kind, function)
     return function
@@ -150,7 +137,7 @@ def test_errors_are_those_of_the_checks(native, name, wrong, monkeypatch):
 
     function, args, kwargs, *_ = calls()[name]
     args = (args[0][..., :-1] if wrong == "shape" else wrong, *args[1:])
-    for functions in (shortcuts._dense, shortcuts._grouped, shortcuts._blockscale):
+    for functions in (shortcuts.dense_product, shortcuts._grouped, shortcuts._blockscale):
         for kind in ("bf16", "fp8", "fp8_block"):
             monkeypatch.setitem(functions, kind, refuse)
     texts = []

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of torch (cuBLASLt) for shortcuts: each returns the result, or None where torch would not give the same.
+
+Torch refuses shapes that do not fit, records gradients, and computes in another dtype under autocast.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from .._runtime.allocation import reshaped
+from .._runtime.arch import AMPERE_ON
+
+__all__ = ["torch_mm", "torch_scaled_mm"]
+
+_BF16, _E4M3 = torch.bfloat16, torch.float8_e4m3fn
+_SERVED = frozenset(AMPERE_ON)
+
+OptionalTensor = Optional[torch.Tensor]
+
+
+def torch_mm(
+    a: torch.Tensor, b: torch.Tensor, out: OptionalTensor, out_dtype: torch.dtype, m: int, n: int, capability: int
+) -> OptionalTensor:
+    """Multiply bf16 ``(m, k)`` and ``(k, n)`` matrices."""
+    if (
+        capability not in _SERVED
+        or not (a.dtype is b.dtype is out_dtype is _BF16)
+        or (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
+    ):
+        return None
+    if out is None:
+        out = torch.mm(a, b)
+        return out if out.dtype is _BF16 else None  # another dtype: autocast is on
+    if out.dtype is not _BF16 or out.shape != (m, n):
+        return None
+    return torch.mm(a, b, out=out)
+
+
+def torch_scaled_mm(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    dtype: torch.dtype,
+    out: OptionalTensor,
+    capability: int,
+) -> OptionalTensor:
+    """Multiply e4m3 ``(1, m, k)`` and ``(1, k, n)`` with one scale for each."""
+    (batch, m, k), (weights_batch, weights_k, n) = A.shape, B.shape
+    a, b = A.stride(), B.stride()
+    if (
+        capability not in _SERVED
+        or capability < 89
+        or not (A.dtype is B.dtype is _E4M3)
+        or not (A_scale.numel() == B_scale.numel() == 1)
+        or not (batch == weights_batch == 1 and weights_k == k)
+        or a[2] != 1
+        or b[1] != 1
+        or (k | n | a[1] | b[2]) % 16 != 0
+        or (out is not None and (out.shape != (1, m, n) or not out.is_contiguous()))
+    ):
+        return None
+    tokens, weights = reshaped(A, (m, k), a[1:], 0), reshaped(B, (k, n), b[1:], 0)
+    if out is not None:
+        to = reshaped(out, (m, n), (n, 1), 0)
+        torch._scaled_mm(tokens, weights, A_scale, B_scale, out_dtype=dtype, use_fast_accum=True, out=to)
+        return out
+    made = torch._scaled_mm(tokens, weights, A_scale, B_scale, out_dtype=dtype, use_fast_accum=True)
+    return reshaped(made, (1, m, n), (m * n, n, 1), 0)
