@@ -94,7 +94,13 @@ class SuitableBackends(Sequence[str]):
         def end(before: tuple[tuple[str, ...], bool]) -> None:
             state.set(before if before[1] else (state.get()[0], False))
 
-        self.current, self.begin, self.end = current, begin, end
+        def note(names: tuple[str, ...]) -> None:
+            """Publish what a shortcut knows of its call, which is over; for code that torch.compile does not trace."""
+            known, is_in_progress = state.get()
+            if known != names and not is_in_progress:
+                state.set((names, False))
+
+        self.current, self.begin, self.end, self.note = current, begin, end, note
 
     def __getitem__(self, index: Any) -> Any:
         return list(self.current())[index]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shortcuts: the ordinary calls of an API go straight to the kernel, all others through the checks.
 
-A *shortcut* has those parameters of its API that it needs. It tests the little that neither torch nor native code
+A *shortcut* has those parameters of its API that it needs, and may have ``suitable_auto_backends``, to which it notes
+what ``@backend_requirement`` finds for ``backend="auto"``. It tests the little that neither torch nor native code
 would refuse, makes the call and returns the result, or None for a call that is not ordinary. The API then runs as if
 there were no shortcut; so it does if the shortcut fails, because the checks find the words for what is wrong.
 
@@ -39,7 +40,7 @@ capability_of = _Capabilities()
 
 # A probe that a serving engine has replaced is asked by the checks.
 _BODY = """
-if _utils.get_compute_capability is _capability_probe and _utils.device_support_pdl is _pdl_probe:
+if _utils["get_compute_capability"] is _capability_probe and _utils["device_support_pdl"] is _pdl_probe:
     try:
         _result = _shortcut({needed})
     except Exception:
@@ -48,10 +49,12 @@ if _utils.get_compute_capability is _capability_probe and _utils.device_support_
         return _result
 """
 _NAMES: dict[str, Any] = {
-    "_utils": utils,
+    "_utils": vars(utils),  # an attribute takes 0.03 us more, because the module has a __getattr__
     "_capability_probe": arch.get_compute_capability,
     "_pdl_probe": arch.device_support_pdl,
 }
+
+_SUITABLE = "suitable_auto_backends"
 
 
 def with_shortcut(shortcut: Callable[..., Any]) -> Callable[[F], F]:
@@ -61,7 +64,8 @@ def with_shortcut(shortcut: Callable[..., Any]) -> Callable[[F], F]:
     """
 
     def decorate(func: F) -> F:
-        unknown = set(inspect.signature(shortcut).parameters) - set(inspect.signature(func).parameters)
+        known = {*inspect.signature(func).parameters, *(name for name in (_SUITABLE,) if hasattr(func, name))}
+        unknown = set(inspect.signature(shortcut).parameters) - known
         if unknown:
             raise TypeError(
                 f"with_shortcut: {shortcut.__name__} must have parameters of {func.__name__}, got {unknown}"
@@ -78,4 +82,5 @@ def shortcut_parts(func: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
     if shortcut is None:
         return "", {}
     needed = ", ".join(inspect.signature(shortcut).parameters)
-    return _BODY.replace("{needed}", needed), {**_NAMES, "_shortcut": shortcut}
+    names = {**_NAMES, "_shortcut": shortcut, _SUITABLE: getattr(func, _SUITABLE, None)}
+    return _BODY.replace("{needed}", needed), names

@@ -200,6 +200,7 @@ class AutoTuner(Trials, SavedResults):
         runners: Callable[[], Sequence[TunableRunner]],
         tuning_config: TuningConfig,
         inputs: Sequence[Any],
+        note: Any = None,
     ) -> tuple[TunableRunner, Any]:
         """Return what :meth:`choose_one` returns, in 1 us from the second call on.
 
@@ -213,11 +214,13 @@ class AutoTuner(Trials, SavedResults):
             Makes the list of implementations, the default first.
         custom_op, tuning_config, inputs
             As for :meth:`choose_one`.
+        note : Any
+            Kept with the choice, for the caller.
         """
         kept = self.kept  # before the look-up, see KeptChoices
         choice = kept.get(facts)
         if choice is None:
-            choice = kept[facts] = self._choose(custom_op, runners(), tuning_config, inputs, {})
+            choice = kept[facts] = self._choose(custom_op, runners(), tuning_config, inputs, {})._replace(note=note)
         elif not choice.is_known:
             self.stats.cache_misses += 1
         return choice.runner, choice.tactic

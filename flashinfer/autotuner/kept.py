@@ -13,11 +13,12 @@ _MOST_CHOICES = 1 << 14
 
 
 class Choice(NamedTuple):
-    """What ``choose_one`` has returned, and whether it was a result; otherwise it was the default."""
+    """What ``choose_one`` has returned, whether it was a result (or else the default), and a note of the caller."""
 
     runner: TunableRunner
     tactic: Any
     is_known: bool
+    note: Any = None
 
 
 class KeptChoices(dict[Any, Any]):

@@ -13,6 +13,7 @@ import torch
 
 from .. import utils
 from .._runtime.allocation import allocate
+from .._runtime.requirements import SuitableBackends
 from .._runtime.shortcut import capability_of
 from ..autotuner import AutoTuner
 from .native import BATCHED
@@ -24,17 +25,32 @@ __all__ = ["auto_bmm_fp8", "auto_mm_bf16", "bf16_facts", "fp8_facts"]
 
 _with_tile = Sm90Functions("gemm_sm90_with_tile")
 
+_probes = vars(utils)
+
 OptionalTensor = Optional[torch.Tensor]
 
 
 def bf16_facts(
-    m: int, n: int, k: int, is_k_major: bool, out_dtype: torch.dtype, has_no_bias: bool, index: int
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: OptionalTensor,
+    pdl: bool,
+    out: OptionalTensor,
+    out_dtype: torch.dtype,
+    sizes: tuple[int, int, int],
+    index: int,
 ) -> tuple[Any, ...]:
-    """Return all that the choice for a bf16 product depends on; ``index`` is that of the device.
+    """Return all that the choice for a bf16 product, and the names of backends that serve it, depend on.
 
-    The rule asks the probe of capabilities, which serving engines replace.
+    ``sizes`` are m, n and k, ``index`` is that of the device. The rule asks the probe of capabilities, which serving
+    engines replace.
     """
-    return "bf16_gemm", m, n, k, is_k_major, out_dtype, has_no_bias, index, utils.get_compute_capability
+    # fmt: off
+    return (
+        "bf16_gemm", sizes, b.stride(), out_dtype, index, bias is None, not pdl, a.is_contiguous(),
+        out is None or out.is_contiguous(), _probes["get_compute_capability"],
+    )
+    # fmt: on
 
 
 def fp8_facts(
@@ -53,7 +69,7 @@ def fp8_facts(
     return (
         "fp8_gemm", a_shape, b_shape, A.stride(), B.stride(), out_strides,
         (A.data_ptr() | B.data_ptr() | out_address) % 16 == 0, A.dtype, B.dtype, dtype, A_scale.ndim, B_scale.ndim,
-        A.get_device(), utils.get_compute_capability,
+        A.get_device(), _probes["get_compute_capability"],
     )
     # fmt: on
 
@@ -78,16 +94,22 @@ def _own_product(
 
 
 def auto_mm_bf16(
-    a: torch.Tensor, b: torch.Tensor, bias: OptionalTensor, out: OptionalTensor, out_dtype: torch.dtype
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: OptionalTensor,
+    pdl: bool,
+    out: OptionalTensor,
+    out_dtype: torch.dtype,
+    suitable: SuitableBackends,
 ) -> OptionalTensor:
     index = a.get_device()
     capability = capability_of[index]
     (m, k), n = a.shape, b.shape[1]
     tuner = AutoTuner.get()
-    choice = tuner.kept.get(bf16_facts(m, n, k, b.stride()[0] == 1, out_dtype, bias is None, index))
+    choice = tuner.kept.get(bf16_facts(a, b, bias, pdl, out, out_dtype, (m, n, k), index))
     if choice is None or (out is not None and out.dtype is not out_dtype):
         return None
-    runner, tactic, is_known = choice
+    runner, tactic, is_known, names = choice
     if runner.with_torch:
         if bias is not None:
             return None
@@ -98,8 +120,9 @@ def auto_mm_bf16(
         if out is None:
             out = allocate((m, n), (n or 1, 1), out_dtype, index)
         out = _own_product("bf16", out, a, b, None, None, bias, tactic)
-    if out is not None and not is_known:
-        tuner.stats.cache_misses += 1
+    if out is not None:
+        suitable.note(names)
+        tuner.stats.cache_misses += not is_known
     return out
 
 
@@ -110,6 +133,7 @@ def auto_bmm_fp8(
     B_scale: torch.Tensor,
     dtype: torch.dtype,
     out: OptionalTensor,
+    suitable: SuitableBackends,
 ) -> OptionalTensor:
     a_shape, b_shape = A.shape, B.shape
     (batch, m, _), n = a_shape, b_shape[2]
@@ -123,17 +147,18 @@ def auto_bmm_fp8(
     choice = tuner.kept.get(fp8_facts(A, B, A_scale, B_scale, a_shape, b_shape, dtype, strides, address))
     if choice is None:
         return None
-    runner, tactic, is_known = choice
+    runner, tactic, is_known, names = choice
     index = A.get_device()
     capability = capability_of[index]
     if runner.with_torch:
-        out = torch_scaled_mm(A, B, A_scale, B_scale, dtype, out, capability)
+        out = torch_scaled_mm(A, B, A_scale, B_scale, dtype, out, a_shape, b_shape, capability)
     elif capability != 90:
         return None
     else:
         if out is None:
             out = allocate((batch, m, n), strides, dtype, index)
         out = _own_product("fp8", out, A, B, A_scale, B_scale, None, tactic)
-    if out is not None and not is_known:
-        tuner.stats.cache_misses += 1
+    if out is not None:
+        suitable.note(names)
+        tuner.stats.cache_misses += not is_known
     return out

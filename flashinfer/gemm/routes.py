@@ -23,8 +23,18 @@ import torch
 
 from .. import utils
 
-__all__ = ["LARGE_BF16", "LARGE_FP8", "are_few_rows", "has_scaled_mm", "prefers_torch_bf16", "prefers_torch_fp8"]
+__all__ = [
+    "FEW_ROWS",
+    "LARGE_BF16",
+    "LARGE_FP8",
+    "are_few_rows",
+    "has_scaled_mm",
+    "prefers_torch_bf16",
+    "prefers_torch_fp8",
+]
 
+#: Rows of tokens up to which our Hopper kernels are faster whatever the weights.
+FEW_ROWS = 32
 #: Weights from which our Hopper kernels, which swap the operands, are faster than cuBLASLt for 33 to 64 rows.
 LARGE_BF16, LARGE_FP8 = 50_000_000, 28_000_000
 #: Batch entries up to which cuBLASLt is faster for per-tensor fp8; torch has no batched fp8 product.
@@ -33,7 +43,7 @@ MOST_BATCHES_OF_TORCH = 1
 
 def are_few_rows(m: int, n: int, k: int, large: int) -> bool:
     """Return True if ``m`` rows of tokens are so few that our Hopper kernels read ``n x k`` weights faster."""
-    return m <= 32 or (m <= 64 and k >= 4096 and n * k >= large)
+    return m <= FEW_ROWS or (m <= 64 and k >= 4096 and n * k >= large)
 
 
 def _hopper_streams(a: torch.Tensor, b: torch.Tensor, step: int, large: int) -> bool:

@@ -14,10 +14,11 @@ import torch
 
 from .._runtime.allocation import allocate
 from .._runtime.arch import AMPERE_ON
+from .._runtime.requirements import SuitableBackends
 from .._runtime.shortcut import capability_of
 from .auto_shortcuts import auto_bmm_fp8, auto_mm_bf16
 from .native import CONTIGUOUS, MASKED, PACKED
-from .routes import LARGE_BF16, LARGE_FP8, are_few_rows
+from .routes import FEW_ROWS, LARGE_BF16, LARGE_FP8, are_few_rows
 from .sm90 import Sm90Functions, dense_product
 from .torch_shortcuts import torch_mm, torch_scaled_mm
 
@@ -36,7 +37,7 @@ _blockscale = Sm90Functions("gemm_sm90_blockscale")
 
 _BF16, _F16 = torch.bfloat16, torch.float16
 _BLOCKS = (1, 128, 128)
-_BATCHED_BACKENDS = frozenset({"cudnn", "cutile", "auto"})  # of bmm_bf16: three names of one rule
+_CUDNN = ("cudnn",)  # what suits backend="auto"
 _SERVED = frozenset(AMPERE_ON)
 
 OptionalTensor = Optional[torch.Tensor]
@@ -50,13 +51,21 @@ def mm_bf16(
     out: OptionalTensor,
     out_dtype: torch.dtype,
     backend: str,
+    suitable_auto_backends: SuitableBackends,
 ) -> OptionalTensor:
     if backend != "cudnn" and (bias is not None or pdl or (backend != "cutile" and backend != "cublaslt")):
-        return auto_mm_bf16(a, b, bias, out, out_dtype) if backend == "auto" else None
+        if backend == "auto":
+            return auto_mm_bf16(a, b, bias, pdl, out, out_dtype, suitable_auto_backends)
+        return None
     index = a.get_device()
     capability = capability_of[index]
     (m, k), n = a.shape, b.shape[1]
-    if are_few_rows(m, n, k, LARGE_BF16) and capability == 90 and b.stride()[0] == 1 and backend != "cublaslt":
+    if (
+        capability == 90
+        and (m <= FEW_ROWS or are_few_rows(m, n, k, LARGE_BF16))
+        and b.stride()[0] == 1
+        and backend != "cublaslt"
+    ):
         if out is None:
             out = allocate((m, n), (n or 1, 1), out_dtype, index)
         elif out.dtype is not out_dtype:
@@ -66,14 +75,25 @@ def mm_bf16(
 
 
 def bmm_bf16(
-    A: torch.Tensor, B: torch.Tensor, out: OptionalTensor, out_dtype: torch.dtype, backend: str
+    A: torch.Tensor,
+    B: torch.Tensor,
+    out: OptionalTensor,
+    out_dtype: torch.dtype,
+    backend: str,
+    suitable_auto_backends: SuitableBackends,
 ) -> OptionalTensor:
-    if backend not in _BATCHED_BACKENDS:
+    if backend == "auto":  # the same rule
+        out = bmm_bf16(A, B, out, out_dtype, "cudnn", suitable_auto_backends)
+        if out is not None:
+            suitable_auto_backends.note(_CUDNN)
+        return out
+    if backend != "cudnn" and backend != "cutile":
         return None
     index = A.get_device()
     capability = capability_of[index]
     (batch, m, k), n = A.shape, B.shape[2]
-    if are_few_rows(m, n, k, LARGE_BF16) and capability == 90 and B.stride()[1] == 1:
+    is_few = m <= FEW_ROWS or are_few_rows(m, n, k, LARGE_BF16)
+    if is_few and capability == 90 and B.stride()[1] == 1:
         if out is None:
             out = allocate((batch, m, n), ((m or 1) * (n or 1), n or 1, 1), out_dtype, index)
         elif out.dtype is not out_dtype:
@@ -101,23 +121,27 @@ def bmm_fp8(
     dtype: torch.dtype,
     out: OptionalTensor,
     backend: str,
+    suitable_auto_backends: SuitableBackends,
 ) -> OptionalTensor:
     if dtype is not _BF16 and dtype is not _F16:
         return None
     if backend != "cublas" and backend != "cudnn":
-        return auto_bmm_fp8(A, B, A_scale, B_scale, dtype, out) if backend == "auto" else None
+        if backend == "auto":
+            return auto_bmm_fp8(A, B, A_scale, B_scale, dtype, out, suitable_auto_backends)
+        return None
     if out is not None and out.dtype is not dtype:
         return None
     index = A.get_device()
     capability = capability_of[index]
-    (batch, m, k), n = A.shape, B.shape[2]
-    if batch > 1 or are_few_rows(m, n, k, LARGE_FP8):
+    a_shape, b_shape = A.shape, B.shape
+    (batch, m, k), n = a_shape, b_shape[2]
+    if batch > 1 or m <= FEW_ROWS or are_few_rows(m, n, k, LARGE_FP8):
         if capability != 90:
             return None
         if out is None:
             out = allocate((batch, m, n), ((m or 1) * (n or 1), n or 1, 1), dtype, index)
         return out if dense_product["fp8"](out, A, B, A_scale, B_scale, None, True) else None
-    return torch_scaled_mm(A, B, A_scale, B_scale, dtype, out, capability)
+    return torch_scaled_mm(A, B, A_scale, B_scale, dtype, out, a_shape, b_shape, capability)
 
 
 def fp8_blockscale(
@@ -198,6 +222,7 @@ def grouped_mm_bf16(
     out: OptionalTensor,
     out_dtype: torch.dtype,
     backend: str,
+    suitable_auto_backends: SuitableBackends,
 ) -> OptionalTensor:
     index = a.get_device()
     if capability_of[index] != 90 or (backend != "cudnn" and backend != "auto"):
@@ -205,4 +230,8 @@ def grouped_mm_bf16(
     if out is None:
         m, n = a.shape[0], b.shape[1]
         out = allocate((m, n), (n or 1, 1), out_dtype, index)
-    return out if _grouped["bf16"](out, a, b, None, None, m_indptr, PACKED, 0, True) else None
+    if not _grouped["bf16"](out, a, b, None, None, m_indptr, PACKED, 0, True):
+        return None
+    if backend == "auto":
+        suitable_auto_backends.note(_CUDNN)
+    return out

@@ -23,8 +23,8 @@ from ..autotuner import (
     make_bucket_mapper,
 )
 from .auto_shortcuts import bf16_facts, fp8_facts
-from .bf16 import torch_bf16
-from .fp8 import torch_bmm_fp8
+from .bf16 import mm_bf16, torch_bf16
+from .fp8 import bmm_fp8, torch_bmm_fp8
 from .routes import has_scaled_mm, prefers_torch_bf16, prefers_torch_fp8
 from .sm90 import is_sm90
 from .tiles import BY_RULE, product_with_tile, tile_tactics
@@ -162,9 +162,9 @@ def tuned_mm_bf16(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: Opt
         return [_own_bf16, _cublaslt_bf16] if has_torch else [_own_bf16]
 
     (m, k), n = a.shape, b.shape[1]
-    facts = bf16_facts(m, n, k, b.stride()[0] == 1, out.dtype, bias is None, a.get_device())
-    inputs = [a, b, bias, pdl, out, None]
-    runner, tactic = AutoTuner.get().choose_and_keep(facts, "bf16_gemm", runners, _BF16_CONFIG, inputs)
+    facts = bf16_facts(a, b, bias, pdl, out, out.dtype, (m, n, k), a.get_device())
+    inputs, names = [a, b, bias, pdl, out, None], tuple(mm_bf16.suitable_auto_backends)
+    runner, tactic = AutoTuner.get().choose_and_keep(facts, "bf16_gemm", runners, _BF16_CONFIG, inputs, names)
     runner(inputs, tactic=tactic)
 
 
@@ -179,8 +179,8 @@ def tuned_bmm_fp8(
         return [_cublaslt_fp8, _own_fp8] if prefers_torch_fp8(out, A, B) else [_own_fp8, _cublaslt_fp8]
 
     facts = fp8_facts(A, B, A_scale, B_scale, A.shape, B.shape, out.dtype, out.stride(), out.data_ptr())
-    inputs = [A, B, A_scale, B_scale, out, None]
-    runner, tactic = AutoTuner.get().choose_and_keep(facts, "fp8_gemm", runners, _FP8_CONFIG, inputs)
+    inputs, names = [A, B, A_scale, B_scale, out, None], tuple(bmm_fp8.suitable_auto_backends)
+    runner, tactic = AutoTuner.get().choose_and_keep(facts, "fp8_gemm", runners, _FP8_CONFIG, inputs, names)
     runner(inputs, tactic=tactic)
 
 

@@ -17,6 +17,7 @@ import torch
 
 import flashinfer
 from flashinfer import utils
+from flashinfer._runtime.requirements import SuitableBackends
 from flashinfer._runtime.shortcut import capability_of
 from flashinfer.autotuner import AutoTuner, autotune
 from flashinfer.autotuner.profiles import shapes_of
@@ -125,6 +126,41 @@ def test_batched_bf16_has_nothing_to_ask(native, asked):
     assert not asked and len(native.rule.calls) == 3
 
 
+def test_names_of_suitable_backends(native):
+    """Check the list that every call with "auto" leaves, whichever way the call went."""
+    a, b = mm_operands()
+    padded, out = operand(64, 264, dtype=BF16, device="cpu")[:, :256].T, torch.empty(ROWS, 128, dtype=BF16)[:, ::2]
+    bias = operand(64, dtype=BF16, device="cpu")
+    changes = [{}, {"bias": bias}, {"pdl": True}, {"out": out}, {"b": padded}, {"out_dtype": FP32}]
+    changes += [{"a": operand(ROWS, 264, dtype=BF16, device="cpu")[:, :256]}, {"bias": bias, "out_dtype": FP32}]
+    expected = []
+    for i in range(2):
+        for j, change in enumerate(changes):
+            count = len(native.rule.calls)
+            flashinfer.mm_bf16(**({"a": a, "b": b, "backend": "auto"} | change))
+            names = list(flashinfer.mm_bf16.suitable_auto_backends)
+            assert len(native.rule.calls) == count + i, "only the second round goes straight"
+            if i == 0:
+                expected.append(names)
+            assert names == expected[j], change
+    assert len({tuple(names) for names in expected}) >= 3
+    assert flashinfer.bmm_bf16(a[None], b[None], backend="auto").shape == (1, ROWS, 64)
+    assert flashinfer.bmm_bf16.suitable_auto_backends == ["cudnn"]
+    for _ in range(2):
+        call("fp8_gemm")
+        assert flashinfer.bmm_fp8.suitable_auto_backends == ["cublas", "cudnn"]
+
+
+def test_a_call_in_progress_keeps_its_list():
+    suitable = SuitableBackends()
+    before = suitable.begin(["one"])
+    suitable.note(("two",))
+    assert suitable == ["one"]
+    suitable.end(before)
+    suitable.note(("two",))
+    assert suitable == ["two"]
+
+
 def win(monkeypatch, runner, tactic):
     """Let every trial find that ``tactic`` of ``runner`` is fastest."""
     monkeypatch.setattr(AutoTuner, "_trials", lambda *others: [(runner, tactic, 1.0)])
@@ -159,7 +195,7 @@ def test_measured_choices(native, asked, tuner, monkeypatch, tmp_path, op, winne
         assert tuner.load_configs(path)
     native.torch.clear()
     call(op, **given)
-    ((chosen, found, is_known),) = tuner.kept.values()
+    ((chosen, found, is_known, _),) = tuner.kept.values()
     assert chosen is runner and is_known and (tuple(found) if tactic == TILE else found) == tactic
     count = len(asked)
     native.torch.clear()
@@ -265,7 +301,7 @@ def test_bias_and_other_dtypes(asked):
         expected = flashinfer.mm_bf16(a, b, **others)
         for _ in range(2):
             assert flashinfer.mm_bf16(a, b, **options, backend="auto").equal(expected)
-    assert len(asked) == 4, "pdl changes no choice"
+    assert len(asked) == 5
 
 
 def test_gradients_and_autocast(native, monkeypatch):
@@ -326,7 +362,7 @@ def test_facts_of_bf16_have_what_the_rule_reads(monkeypatch):
     for m, n, k, is_k_major in itertools.product((1, 32, 33, 64, 65), (64, 63), (256, 250), (True, False)):
         a = torch.empty(m, k, dtype=BF16)
         b = torch.empty(n, k, dtype=BF16).T if is_k_major else torch.empty(k, n, dtype=BF16)
-        facts = bf16_facts(m, n, k, b.stride()[0] == 1, BF16, True, -1)
+        facts = bf16_facts(a, b, None, False, None, BF16, (m, n, k), -1)
         assert runs.setdefault(facts, routes.prefers_torch_bf16(a, b)) == routes.prefers_torch_bf16(a, b)
     assert set(runs.values()) == {True, False}
 
