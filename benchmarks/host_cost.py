@@ -5,8 +5,9 @@
 
 ``us`` is the minimum over blocks of 10 calls, ``median`` their median; the GPU is synchronised between blocks, so that
 the queue of launches never fills up. Shapes are small: the GPU must not hold the host up. Lines that begin with
-``torch`` are bare calls of torch for comparison; ``empty launch`` is ``torch.Tensor.zero_`` of one element. Pin the
-process to one core: cores of one machine differ by a factor of two or more. On the CPU kernels are part of the time.
+``torch`` are bare calls of torch for comparison; ``auto`` is that backend with nothing tuned, ``tuned`` the same after
+tuning; ``empty launch`` is ``torch.Tensor.zero_`` of one element. Pin the process to one core: cores of one machine
+differ by a factor of two or more. On the CPU kernels are part of the time.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def dense(device: str) -> dict[str, Call]:
     b, out = w.t(), torch.empty(64, 512, device=device, dtype=BF16)
     a8, few8, w8 = many.to(E4M3)[None], few.to(E4M3)[None], w.to(E4M3)[None].mT
     one, scale = torch.ones((), device=device), torch.ones(4, 4, device=device)
-    few3, b3, few_out, rows8, a8_2d, w8_2d = few[None], b[None], out[:4], w8[0].T, a8[0], w8[0]
+    few3, many3, b3, few_out, rows8, a8_2d, w8_2d = few[None], many[None], b[None], out[:4], w8[0].T, a8[0], w8[0]
+    few3_out, row_scale = few_out[None], torch.ones(64, 4, device=device)
     calls: dict[str, Call] = {
         "torch.mm": lambda: torch.mm(many, b),
         "torch.mm out=": lambda: torch.mm(many, b, out=out),
@@ -43,16 +45,48 @@ def dense(device: str) -> dict[str, Call]:
         "mm_bf16 own": lambda: flashinfer.mm_bf16(few, b),
         "mm_bf16 own out=": lambda: flashinfer.mm_bf16(few, b, out=few_out),
         "mm_bf16 auto": lambda: flashinfer.mm_bf16(few, b, backend="auto"),
+        "mm_bf16 auto out=": lambda: flashinfer.mm_bf16(few, b, out=few_out, backend="auto"),
+        "mm_bf16 auto through torch": lambda: flashinfer.mm_bf16(many, b, backend="auto"),
+        "torch.bmm": lambda: torch.bmm(many3, b3),
+        "bmm_bf16 through torch": lambda: flashinfer.bmm_bf16(many3, b3),
         "bmm_bf16 own": lambda: flashinfer.bmm_bf16(few3, b3),
+        "bmm_bf16 auto": lambda: flashinfer.bmm_bf16(few3, b3, backend="auto"),
         "bmm_fp8 own": lambda: flashinfer.bmm_fp8(few8, w8, one, one, BF16),
+        "bmm_fp8 own out=": lambda: flashinfer.bmm_fp8(few8, w8, one, one, BF16, few3_out),
+        "bmm_fp8 auto": lambda: flashinfer.bmm_fp8(few8, w8, one, one, BF16, backend="auto"),
+        "tinygemm_bf16": lambda: gemm.tinygemm_bf16(few, w, few_out),
         "fp8_blockscale_gemm_sm90": lambda: gemm.fp8_blockscale_gemm_sm90(many, rows8, None, scale),
         "fp8_blockscale_gemm_sm90 out=": lambda: gemm.fp8_blockscale_gemm_sm90(many, rows8, None, scale, out),
+        "gemm_fp8_nt_groupwise": lambda: gemm.gemm_fp8_nt_groupwise(a8_2d, rows8, row_scale, scale, "K"),
+        "gemm_fp8_nt_groupwise auto": lambda: gemm.gemm_fp8_nt_groupwise(
+            a8_2d, rows8, row_scale, scale, "K", backend="auto"
+        ),
+        "gemm_fp8_nt_blockscaled": lambda: gemm.gemm_fp8_nt_blockscaled(a8_2d, rows8, scale[:1], scale, "K"),
     }
     if device == "cuda":
         calls["torch._scaled_mm"] = lambda: torch._scaled_mm(
             a8_2d, w8_2d, one, one, out_dtype=BF16, use_fast_accum=True
         )
         calls["bmm_fp8 through torch"] = lambda: flashinfer.bmm_fp8(a8, w8, one, one, BF16)
+        calls["bmm_fp8 auto through torch"] = lambda: flashinfer.bmm_fp8(a8, w8, one, one, BF16, backend="auto")
+    return calls
+
+
+def tuned(device: str) -> dict[str, Call]:
+    """Return calls with "auto" whose choice was measured: torch, our kernel or one of its tiles. Tuning takes a while.
+
+    Keep this family last: later ones would find a tuner that was used.
+    """
+    w = torch.randn(512, 512, device=device, dtype=BF16)
+    few = torch.randn(4, 512, device=device, dtype=BF16)
+    b, few8, w8, one = w.t(), few.to(E4M3)[None], w.to(E4M3)[None].mT, torch.ones((), device=device)
+    calls: dict[str, Call] = {
+        "mm_bf16 tuned": lambda: flashinfer.mm_bf16(few, b, backend="auto"),
+        "bmm_fp8 tuned": lambda: flashinfer.bmm_fp8(few8, w8, one, one, BF16, backend="auto"),
+    }
+    with flashinfer.autotune(tuning_buckets=(4,)):
+        for call in calls.values():
+            call()
     return calls
 
 
@@ -65,12 +99,23 @@ def grouped(device: str) -> dict[str, Call]:
     indptr, counts = torch.tensor([0, 128, 256], device=device).int(), torch.tensor([5, 9], device=device).int()
     out = torch.empty(256, 512, device=device, dtype=BF16)
     batch_out = out.view(2, 128, 512)
+    segments = gemm.SegmentGEMMWrapper(torch.empty(1, device=device, dtype=torch.uint8))
+    packed = (x8, w8, x_scale, w_scale, indptr)
     batch = (x8.view(2, 128, 512), w8, x_scale.view(2, 128, 4), w_scale, counts, 8)
     return {
         "group_deepgemm out=": lambda: gemm.group_deepgemm_fp8_nt_groupwise(x8, w8, x_scale, w_scale, indices, out=out),
         "group_deepgemm": lambda: gemm.group_deepgemm_fp8_nt_groupwise(x8, w8, x_scale, w_scale, indices),
         "batch_deepgemm out=": lambda: gemm.batch_deepgemm_fp8_nt_groupwise(*batch, out=batch_out),
+        "batch_deepgemm": lambda: gemm.batch_deepgemm_fp8_nt_groupwise(*batch),
         "grouped_mm_bf16": lambda: flashinfer.grouped_mm_bf16(x, w, indptr),
+        "grouped_mm_bf16 auto": lambda: flashinfer.grouped_mm_bf16(x, w, indptr, backend="auto"),
+        "grouped_mm_fp8": lambda: flashinfer.grouped_mm_fp8(x8, w8, indptr),
+        "grouped_mm_fp8 auto": lambda: flashinfer.grouped_mm_fp8(x8, w8, indptr, backend="auto"),
+        "group_gemm_fp8_nt_groupwise": lambda: gemm.group_gemm_fp8_nt_groupwise(*packed, scale_major_mode="K"),
+        "group_gemm_fp8_nt_groupwise auto": lambda: gemm.group_gemm_fp8_nt_groupwise(
+            *packed, scale_major_mode="K", backend="auto"
+        ),
+        "SegmentGEMMWrapper.run": lambda: segments.run(x, w, 2, True, seg_indptr=indptr),
     }
 
 
@@ -143,7 +188,7 @@ def attention(device: str) -> dict[str, Call]:
     }
 
 
-FAMILIES = {x.__name__: x for x in (small_ops, dense, grouped, moe, attention)}
+FAMILIES = {x.__name__: x for x in (small_ops, dense, grouped, moe, attention, tuned)}
 
 
 def measure(call: Call, calls: int, device: str) -> tuple[float, float]:
@@ -170,11 +215,11 @@ def main() -> None:
     parser.add_argument("--json", help="write all figures to this file")
     options = parser.parse_args()
     measured = {}
-    print(f"{'call':32s}{'us':>8s}{'median':>8s}")
+    print(f"{'call':34s}{'us':>8s}{'median':>8s}")
     for family in options.families.split(","):
         for name, call in FAMILIES[family](options.device).items():
             measured[name] = measure(call, options.calls, options.device)
-            print(f"{name:32s}{measured[name][0]:8.2f}{measured[name][1]:8.2f}", flush=True)
+            print(f"{name:34s}{measured[name][0]:8.2f}{measured[name][1]:8.2f}", flush=True)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({name: {"us": low, "median": mid} for name, (low, mid) in measured.items()}, file, indent=1)

@@ -104,6 +104,8 @@ def auto_mm_bf16(
 ) -> OptionalTensor:
     index = a.get_device()
     capability = capability_of[index]
+    if capability == 0:  # the CPU
+        return None
     (m, k), n = a.shape, b.shape[1]
     tuner = AutoTuner.get()
     choice = tuner.kept.get(bf16_facts(a, b, bias, pdl, out, out_dtype, (m, n, k), index))
@@ -135,6 +137,10 @@ def auto_bmm_fp8(
     out: OptionalTensor,
     suitable: SuitableBackends,
 ) -> OptionalTensor:
+    index = A.get_device()
+    capability = capability_of[index]
+    if capability == 0:
+        return None
     a_shape, b_shape = A.shape, B.shape
     (batch, m, _), n = a_shape, b_shape[2]
     strides: tuple[int, ...] = ((m or 1) * (n or 1), n or 1, 1)
@@ -148,8 +154,6 @@ def auto_bmm_fp8(
     if choice is None:
         return None
     runner, tactic, is_known, names = choice
-    index = A.get_device()
-    capability = capability_of[index]
     if runner.with_torch:
         out = torch_scaled_mm(A, B, A_scale, B_scale, dtype, out, a_shape, b_shape, capability)
     elif capability != 90:

@@ -163,7 +163,7 @@ def tuned_mm_bf16(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: Opt
 
     (m, k), n = a.shape, b.shape[1]
     facts = bf16_facts(a, b, bias, pdl, out, out.dtype, (m, n, k), a.get_device())
-    inputs, names = [a, b, bias, pdl, out, None], tuple(mm_bf16.suitable_auto_backends)
+    inputs, names = [a, b, bias, pdl, out, None], mm_bf16.suitable_auto_backends.current()
     runner, tactic = AutoTuner.get().choose_and_keep(facts, "bf16_gemm", runners, _BF16_CONFIG, inputs, names)
     runner(inputs, tactic=tactic)
 
@@ -179,7 +179,7 @@ def tuned_bmm_fp8(
         return [_cublaslt_fp8, _own_fp8] if prefers_torch_fp8(out, A, B) else [_own_fp8, _cublaslt_fp8]
 
     facts = fp8_facts(A, B, A_scale, B_scale, A.shape, B.shape, out.dtype, out.stride(), out.data_ptr())
-    inputs, names = [A, B, A_scale, B_scale, out, None], tuple(bmm_fp8.suitable_auto_backends)
+    inputs, names = [A, B, A_scale, B_scale, out, None], bmm_fp8.suitable_auto_backends.current()
     runner, tactic = AutoTuner.get().choose_and_keep(facts, "fp8_gemm", runners, _FP8_CONFIG, inputs, names)
     runner(inputs, tactic=tactic)
 

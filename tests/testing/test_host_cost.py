@@ -10,6 +10,10 @@ from types import ModuleType
 
 import pytest
 
+import flashinfer
+from flashinfer import gemm
+from flashinfer.autotuner import AutoTuner
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "host_cost.py"
 
 
@@ -26,9 +30,23 @@ def test_time_of_a_call(script):
     assert 2000 <= low <= median
 
 
-@pytest.mark.parametrize("family", ["dense", "grouped", "moe"])
-def test_calls_run(script, family, device):
+@pytest.mark.parametrize("family", ["dense", "grouped", "moe", "tuned"])
+def test_calls_run(script, family, device, monkeypatch):
+    monkeypatch.setattr(AutoTuner, "_instance", None)  # what a test tunes is forgotten
+    monkeypatch.setattr(AutoTuner, "was_used", False)
     calls = script.FAMILIES[family](device)
-    assert len(calls) >= 3
+    assert len(calls) >= 2
     for call in calls.values():
         call()
+
+
+def test_every_product_has_an_entry(script):
+    """Check that each public product is measured as it is called by default, and with "auto" where it has backends."""
+    names = [name for family in ("dense", "grouped") for name in script.FAMILIES[family]("cpu")]
+    products = {name: getattr(gemm, name) for name in gemm.__all__}
+    products |= {"grouped_mm_bf16": flashinfer.grouped_mm_bf16, "grouped_mm_fp8": flashinfer.grouped_mm_fp8}
+    for product, function in products.items():
+        entries = [name for name in names if product.startswith(name.replace(".", " ").split()[0])]
+        assert any(" auto" not in name for name in entries), product
+        if getattr(function, "has_backend_choices", lambda: False)():
+            assert any(" auto" in name for name in entries), product
