@@ -418,7 +418,7 @@ def test_same_bits_as_checked_calls(monkeypatch, rows):
     probe = utils.get_compute_capability
     for op, runners in WINNERS.items():
         function = flashinfer.mm_bf16 if op == "bf16_gemm" else flashinfer.bmm_fp8
-        operands = mm_operands(rows) if op == "bf16_gemm" else (*fp8_operands(rows), BF16)
+        operands = mm_operands(rows, 128) if op == "bf16_gemm" else (*fp8_operands(rows, 128), BF16)
         operands = [x.cuda() if isinstance(x, torch.Tensor) else x for x in operands]
         kind, k = op[: op.index("_")], 256
         tactics = [0, *tiles.tile_tactics(kind, rows, k)]
