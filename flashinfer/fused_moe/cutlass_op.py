@@ -31,7 +31,7 @@ def sm90_kind(device_index: int, input_dtype: torch.dtype, format: int) -> Optio
     if not _is_sm90[device_index]:
         return None
     if format == Format.PLAIN:
-        return "bf16" if input_dtype is torch.bfloat16 else None
+        return "bf16" if input_dtype is torch.bfloat16 else "fp16"
     return _W4_KINDS.get(format) or ("fp8" if format == Format.FP8_TENSOR else "fp8_block")
 
 

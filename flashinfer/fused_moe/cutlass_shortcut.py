@@ -96,10 +96,10 @@ def ordinary_fused_moe(
     elif fc1_expert_weights.dtype is _E4M3:
         factor1, quant2, factor2, _ = quant_scales  # type: ignore[misc]
         format, kind = _FP8_TENSOR, "fp8"
-    elif quant_scales or input.dtype is not _BF16:
+    elif quant_scales:
         return None
     else:
-        format, kind = _PLAIN, "bf16"
+        format, kind = _PLAIN, "bf16" if input.dtype is _BF16 else "fp16"
     (tokens, hidden), experts = input.shape, fc1_expert_weights.shape[0]
     if output is None:
         if output_dtype is not _BF16 and output_dtype is not _F16:

@@ -34,7 +34,7 @@ BY_RULE = -1
 CPU_TILES = (48, 96, 192)  # weights per tile; the first is the rule. csrc/fused_moe.cu takes multiples of 48 up to 192
 
 #: Kinds of SM90 modules whose tiles are measured.
-TUNED_KINDS = frozenset({"bf16", "fp8", "fp8_block"})
+TUNED_KINDS = frozenset({"bf16", "fp16", "fp8", "fp8_block"})
 _with_tiles = Sm90Functions("gemm_sm90_experts_with_tiles")
 
 Product = Optional[Callable[..., Any]]
@@ -87,8 +87,9 @@ class FusedMoeTileRunner(TunableRunner):
             return CPU_TILES
         experts, weights = inputs[2], inputs[3 + self.index]
         rows = max(1, experts.numel() // weights.shape[0])  # mean over the experts
-        element = "bf16" if self.kind == "bf16" else "fp8"
-        tactics, tiles = tile_tactics(element, rows, weights.shape[-1], self.kind), tiles_of(self.kind)
+        # Experts have up to four times the mean, so that all their rows may be in one tile.
+        tactics = tile_tactics(self.kind, rows, weights.shape[-1], 4 * rows)
+        tiles = tiles_of(self.kind)
         # Pairs of blocks that share an operand have not been seen to win (choose_sm90.h).
         return [BY_RULE, *((tile, cluster) for tile, cluster, _ in tactics if cluster == 1 or tiles[tile].swapped)]
 

@@ -18,7 +18,8 @@ BATCHED, CONTIGUOUS, MASKED, PACKED = range(4)
 
 _native_gemm = NativeFunction(get_gemm_module, "gemm")
 _sm90_gemm = Sm90Functions("gemm_sm90")
-_BF16, _E4M3 = torch.bfloat16, torch.float8_e4m3fn
+_E4M3 = torch.float8_e4m3fn
+_16_BIT_KINDS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _BLOCKS = frozenset({(1, 128, 128), (1, 1, 128)})
 
 Granularity = tuple[int, int, int]
@@ -32,7 +33,7 @@ def sm90_kind(dtype: torch.dtype, granularity: Optional[Granularity], alpha: flo
         if granularity is None:
             return "fp8"
         return "fp8_block" if granularity in _BLOCKS else None
-    return "bf16" if dtype is _BF16 and granularity is None else None
+    return _16_BIT_KINDS.get(dtype) if granularity is None else None
 
 
 def product(

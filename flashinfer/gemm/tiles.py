@@ -28,17 +28,18 @@ _MOST_SWAPPED_ROWS = 256
 _gemm_with_tile = Sm90Functions("gemm_sm90_with_tile")
 
 
-def tile_tactics(kind: str, m: int, k: int, module: Optional[str] = None) -> list[tuple[int, int, bool]]:
-    """Return the tiles worth a trial for ``m`` tokens and sums of ``k`` elements, kind "bf16" or "fp8".
+def tile_tactics(kind: str, m: int, k: int, most_rows: int = 0) -> list[tuple[int, int, bool]]:
+    """Return the tiles worth a trial for ``m`` tokens and sums of ``k`` elements, by the kind of module.
 
-    ``module`` has the tiles; its kind may be that of another scaling. None: ``kind``.
+    Groups of different sizes have ``m`` tokens on average, and up to ``most_rows``.
     """
-    k_blocks = max(1, k * (2 if kind == "bf16" else 1) // _K_BLOCK_BYTES)
+    k_blocks = max(1, k * (2 if kind in ("bf16", "fp16") else 1) // _K_BLOCK_BYTES)
+    most_rows = max(m, most_rows)
     tactics = []
-    for i, tile in enumerate(tiles_of(module or kind)):
+    for i, tile in enumerate(tiles_of(kind)):
         if not tile.swapped:
-            tactics += [(i, 1, False), (i, 2, False), (i, 2, True)] if m >= _FEWEST_ROWS else []
-        elif m <= _MOST_SWAPPED_ROWS and m / 2 <= tile.block_m < 2 * max(8, m):
+            tactics += [(i, 1, False), (i, 2, False), (i, 2, True)] if most_rows >= _FEWEST_ROWS else []
+        elif m <= _MOST_SWAPPED_ROWS and m / 2 <= tile.block_m < 2 * max(8, most_rows):
             most = min(tile.most_blocks, k_blocks)
             tactics += [(i, split, False) for split in (1, 2, 3, 4, 6, 8) if split <= most]
     return tactics

@@ -30,13 +30,16 @@ __all__ = [
 #: Element type and scaling of each kind of module.
 _KINDS = {
     "bf16": ("bfloat16_t", "kTensor"),
+    "fp16": ("float16_t", "kTensor"),
     "fp8": ("float8_e4m3_t", "kTensor"),
     "fp8_block": ("float8_e4m3_t", "kBlock"),
 }
 
 #: Tokens and weights of the tiles with tokens on the M side.
+_16_BIT_TILES = ((128, 256), (128, 192), (128, 128), (128, 64))
 _TILES = {
-    "bf16": ((128, 256), (128, 192), (128, 128), (128, 64)),
+    "bf16": _16_BIT_TILES,
+    "fp16": _16_BIT_TILES,
     "fp8": ((128, 256), (128, 128), (128, 64)),
     "fp8_block": ((256, 128), (128, 256), (128, 192), (128, 176), (128, 128), (256, 64), (128, 64)),
 }
@@ -95,7 +98,7 @@ def tiles_of(kind: str) -> list[Tile]:
 
 
 def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
-    """Describe a GEMM module: bf16, e4m3 with per-tensor scales (fp8), or e4m3 with block scales (fp8_block)."""
+    """Describe a GEMM module: bf16, fp16, e4m3 with per-tensor scales (fp8), or with block scales (fp8_block)."""
     element, scaling = _KINDS[kind]
     tiles = tiles_of(kind)
     units = {

@@ -89,6 +89,7 @@ ELSEWHERE = {("gemm", "gemm"), ("gemm_sm90_bf16", "gemm_sm90_tile")} | {
 }
 ELSEWHERE |= {(f"gemm_w4_sm90_{kind}", "gemm_w4_sm90_tile") for kind in ("mxfp4", "mxfp4_fp8", "int4")}
 ELSEWHERE |= {("gemm_sm90_fp8", "gemm_sm90_swapped")}  # the swapped form of bf16; the factor is that of its plain form
+ELSEWHERE |= {("gemm_sm90_fp16", f"gemm_sm90_{f}") for f in ("tile", "swapped")}  # those of bf16
 
 
 def one_of_each(spec: JitSpec) -> list[Path]:

@@ -215,7 +215,7 @@ def test_the_shortcut_takes_tiles_that_are_known(monkeypatch):
     assert len(passed) == 2, "other layers, contexts, and calls after a context ask the tuner"
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "fp8", "fp8_block"])
 @pytest.mark.parametrize("tokens", [16, 8192])
 def test_tactics_of_sm90(kind, tokens):
     """Check the list on the CPU: numbers of tiles of the module, K split by swapped tiles only."""

@@ -49,7 +49,7 @@ def poisoned(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def operands(kind: str, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    dtype = torch.bfloat16 if kind == "bf16" else E4M3
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(kind, E4M3)
     return [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
 
 

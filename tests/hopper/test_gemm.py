@@ -17,7 +17,7 @@ from .gemm_inputs import TOLERANCE, block_scales, dequantized, error, gemm, oper
 
 pytestmark = needs_hopper
 
-TILES = [(kind, i) for kind in ("bf16", "fp8", "fp8_block") for i in range(len(tiles_of(kind)))]
+TILES = [(kind, i) for kind in ("bf16", "fp16", "fp8", "fp8_block") for i in range(len(tiles_of(kind)))]
 IDS = [f"{kind}-{tiles_of(kind)[i].unit}" for kind, i in TILES]
 
 

@@ -26,7 +26,7 @@ from .gemm_inputs import (
 
 pytestmark = needs_hopper
 
-KINDS = ["bf16", "fp8", "fp8_block"]
+KINDS = ["bf16", "fp16", "fp8", "fp8_block"]
 N, K = 328, 640
 #: More than 32 groups, because the schedule reads 32 at a time. Some are empty, end inside a tile, or have two tiles.
 COUNTS = [0, 5, 128, 1, 0, 0, 200, 64, 300] + [3] * 40 + [0]

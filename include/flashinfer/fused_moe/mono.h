@@ -33,7 +33,8 @@
 #define FLASHINFER_MONO_TOKENS 8  // the most that a layer is given to this kernel with, up to 16; 0: none
 #endif
 #ifndef FLASHINFER_MONO_TOKENS_QUANTIZED
-#define FLASHINFER_MONO_TOKENS_QUANTIZED 1  // the same for e4m3 and MXFP4, whose stages take less time from two tokens on
+#define FLASHINFER_MONO_TOKENS_QUANTIZED \
+  1  // the same for e4m3 and MXFP4, whose stages take less time from two tokens on
 #endif
 #ifndef FLASHINFER_MONO_COOPERATIVE
 #define FLASHINFER_MONO_COOPERATIVE 1  // 0, for timing only: two such grids at once may wait for each other for ever
