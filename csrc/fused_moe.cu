@@ -248,7 +248,7 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
 }
 
 #if !defined(FLASHINFER_CPU)
-/// Route tokens by their logits and compute a layer of e4m3 blocks with Swiglu, in one kernel. Returns false, with nothing
+/// Route one token by its logits and compute a layer of e4m3 blocks with Swiglu, in one kernel. Returns false, with nothing
 /// enqueued, for a layer that takes several; `workspace` is not used if it is too small.
 bool mono_moe(TensorView output, TensorView input, TensorView logits, TensorView fc1, TensorView fc2, TensorView scale1,
               TensorView scale2, Optional<TensorView> workspace, int64_t top_k, bool is_sigmoid, bool is_normalized) {
@@ -267,7 +267,7 @@ bool mono_moe(TensorView output, TensorView input, TensorView logits, TensorView
   const void* scales[] = {
       WeightScales("the scale of fc1_expert_weights", scale1, input, format, n, s.fc1_rows(), s.hidden),
       WeightScales("the scale of fc2_expert_weights", scale2, input, format, n, s.hidden, s.intermediate)};
-  if (s.tokens == 0 || s.hidden == 0) return true;
+  if (s.hidden == 0) return true;
   const int64_t bytes = s.pairs() * s.intermediate * 2;
   DeviceGuard guard(input.device());
   flashinfer::CallMemory memory;

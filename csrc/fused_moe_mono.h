@@ -8,7 +8,7 @@
 
 namespace moe_arguments {
 
-/// Enqueue a layer as one kernel, which routes the tokens if there are logits. Returns false, with nothing enqueued, if its
+/// Enqueue a layer as one kernel, which routes its token if there are logits. Returns false, with nothing enqueued, if its
 /// stages must run one by one.
 inline bool EnqueueMono(const Tensors& x, const LayerSizes& s, const void* const* scales, void* hidden_values,
                         const ActivationParams& activation, int64_t first_expert, bool adds_bias2, bool enable_pdl,

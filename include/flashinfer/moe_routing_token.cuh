@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Routing of one token by a warp: the experts and their weights, with expert i * 32 + lane in register i of a lane. A round
 // of the selection takes two reductions over the warp: the largest key, then the smallest number of an expert that has it.
-// The kernel of moe_routing.cuh, and layers that route their own tokens (fused_moe/mono_route.cuh), have the same bits.
+// The kernel of moe_routing.cuh, and layers that route their own token (fused_moe/mono_route.cuh), have the same bits.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

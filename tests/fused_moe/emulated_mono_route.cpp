@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing, and a layer of experts that routes its own tokens, on the CPU; called by test_emulated_mono_route.py.
+// Routing, and a layer of experts that routes its token, on the CPU; called by test_emulated_mono_route.py.
 #include <flashinfer/fused_moe/mono_fp8_one.cuh>
 #include <flashinfer/moe_routing.cuh>
 
@@ -18,8 +18,8 @@ EMULATION_EXPORT int route(void* logits, int64_t stride, int64_t tokens, int64_t
   return int(MoeRoute(p, nullptr));
 }
 
-/// Compute a layer of bf16 tokens and e4m3 blocks on three SMs; without logits, of tokens that are routed. `x` has the fields
-/// in the order below.
+/// Compute a layer of one bf16 token and e4m3 blocks on three SMs; without logits, of one that is routed. `x` has the fields in
+/// the order below.
 EMULATION_EXPORT int layer(const int64_t* x) {
   const auto number = [&] { return int32_t(*x++); };
   const auto pointer = [&] { return reinterpret_cast<void*>(*x++); };

@@ -18,6 +18,7 @@ from .layers import BF16, FP16, close, dense, fp8_block, mxfp4
 ELEMENTS = {FP16: 1, BF16: 2}
 FIRST, LOCAL = 2, 5  # the local experts; two before and one behind have other ranks
 PLAIN, FP8_BLOCK, MXFP4 = 0, 2, 3  # Format of fused_moe.h
+NOT_SUPPORTED = 801  # cudaErrorNotSupported
 GATED = (ActivationType.Swiglu, ActivationType.SwigluBias)
 
 
@@ -39,6 +40,13 @@ def run(
     format: int = PLAIN,
 ) -> torch.Tensor:
     """Compute a layer whose memory is poisoned with NaN."""
+    status, output = enqueue(library, call, out, activation, scales, biases, constants, multiprocessors, format)
+    assert status == 0
+    return output
+
+
+def enqueue(library, call, out, activation, scales, biases, constants, multiprocessors, format):
+    """Return the status of a layer, and its output."""
     x, ids = call["input"], call["token_selected_experts"]
     fc1, fc2 = call["fc1_expert_weights"], call["fc2_expert_weights"]
     tokens, hidden, top_k, inner = *x.shape, ids.shape[1], fc2.shape[2] * (2 if format == MXFP4 else 1)
@@ -49,8 +57,7 @@ def run(
     fields += [address(t) for t in (call["token_final_scales"], fc1, fc2, *scales, *biases, between, output)]
     fields += [output.stride(0), ELEMENTS[x.dtype], ELEMENTS[out], int(activation), *map(address, constants), format]
     packed = (ctypes.c_int64 * len(fields))(*fields)
-    assert library.call("layer", multiprocessors, ctypes.addressof(packed)) == 0
-    return output
+    return library.call("layer", multiprocessors, ctypes.addressof(packed)), output
 
 
 def hidden_of(sums: torch.Tensor, activation: ActivationType, constants: Optional[list]) -> torch.Tensor:
@@ -164,11 +171,11 @@ def moved(call: dict) -> dict:
 
 @pytest.mark.parametrize("out_type", [BF16, FP16])
 @pytest.mark.parametrize(
-    "tokens, top_k, hidden, inner", [(1, 4, 256, 384), (8, 2, 400, 144), (11, 3, 128, 272)], ids=["one", "part", "two"]
+    "top_k, hidden, inner", [(4, 256, 384), (2, 400, 144), (3, 128, 272)], ids=["whole", "parts", "part"]
 )
-def test_fp8_block(library, tokens, top_k, hidden, inner, out_type):
+def test_fp8_block(library, top_k, hidden, inner, out_type):
     """Tokens and hidden values are quantised by 1 x 128, of which the last may be a part."""
-    call = {**fp8_block(tokens, hidden, inner, LOCAL, top_k, device="cpu"), "output_dtype": out_type}
+    call = {**fp8_block(1, hidden, inner, LOCAL, top_k, device="cpu"), "output_dtype": out_type}
     scales = dict(zip(("fc1_scale", "fc2_scale"), call["quant_scales"], strict=True))
     biases = torch.randn(LOCAL, 2 * inner).to(out_type), torch.randn(LOCAL, hidden).to(out_type)
     call["fc1_expert_biases"], call["fc2_expert_biases"] = biases
@@ -177,16 +184,62 @@ def test_fp8_block(library, tokens, top_k, hidden, inner, out_type):
     close(out, expected)
 
 
-def test_fp8_block_alone(library):
-    """One token has a kernel of its own, with the same bits; the last block of columns is a part."""
-    call = moved(fp8_block(8, 400, 272, LOCAL, 3, device="cpu"))
-    biases = torch.randn(LOCAL, 2 * 272).to(BF16), torch.randn(LOCAL, 400).to(BF16)
-    scales = call["quant_scales"]
-    whole = run(library, call, BF16, scales=scales, biases=biases, format=FP8_BLOCK)
-    for token in (0, 5):
-        names = ("input", "token_selected_experts", "token_final_scales")
-        alone = {**call, **{name: call[name][token : token + 1].contiguous() for name in names}}
-        assert torch.equal(run(library, alone, BF16, scales=scales, biases=biases, format=FP8_BLOCK)[0], whole[token])
+def test_fp8_block_on_other_devices(library):
+    """The same bits on every device and in every order of threads; the last block of columns is a part."""
+    call = moved(fp8_block(1, 400, 272, LOCAL, 3, device="cpu"))
+    options = {"scales": call["quant_scales"], "format": FP8_BLOCK}
+    options["biases"] = torch.randn(LOCAL, 2 * 272).to(BF16), torch.randn(LOCAL, 400).to(BF16)
+    first = run(library, call, BF16, **options)
+    for multiprocessors in (1, 4, 50):
+        library.seed(multiprocessors)
+        assert torch.equal(run(library, call, BF16, multiprocessors=multiprocessors, **options), first)
+
+
+def test_fp8_block_plain_activation(library):
+    """Without gates a tile has 16 rows of one expert."""
+    call = {**fp8_block(1, 272, 256, LOCAL, 3, device="cpu"), "activation_type": ActivationType.Relu2}
+    call["fc1_expert_weights"] = call["fc1_expert_weights"][:, :256].contiguous()
+    call["quant_scales"] = [call["quant_scales"][0][:, :2].contiguous(), call["quant_scales"][1]]
+    scales = dict(zip(("fc1_scale", "fc2_scale"), call["quant_scales"], strict=True))
+    expected = cutlass_fused_moe_trace(**call).reference(**call, **scales)
+    options = {"scales": call["quant_scales"], "format": FP8_BLOCK}
+    close(run(library, moved(call), BF16, ActivationType.Relu2, **options), expected)
+
+
+@pytest.mark.parametrize("ids", [(3, 3, 4), (0, 6, 3), (0, 1, 7), (-1, 2, 2)], ids=str)
+def test_fp8_block_repeated_and_missing_experts(library, ids):
+    """One token may choose an expert twice, or none of this rank: the sum of its choices, one by one."""
+    call = fp8_block(1, 144, 128, LOCAL, 3, device="cpu")
+    call["token_selected_experts"] = torch.tensor([ids], dtype=torch.int32)
+    options = {"scales": call["quant_scales"], "format": FP8_BLOCK}
+    names, parts = ("token_selected_experts", "token_final_scales"), []
+    for slot in range(3):
+        one = {**call, **{name: call[name][:, slot : slot + 1].contiguous() for name in names}}
+        parts.append(run(library, one, FP16, **options).double())
+    errors = (run(library, call, BF16, **options).double() - sum(parts)).abs()
+    assert bool((errors <= 2.0**-8 * sum(part.abs() for part in parts) + 1e-6).all())  # bf16 errs by 2^-9
+
+
+@pytest.mark.parametrize(
+    "tokens, top_k, hidden, inner, format",
+    [
+        (2, 1, 128, 128, FP8_BLOCK),
+        (1, 1, 31232, 16, FP8_BLOCK),  # 244 blocks of columns, of which 240 have room
+        (1, 17, 128, 1920, FP8_BLOCK),  # 255 of product 2
+        (2, 1, 128, 128, MXFP4),
+        (1, 33, 128, 128, MXFP4),  # a lane has a slot
+    ],
+)
+def test_layers_without_room(library, tokens, top_k, hidden, inner, format):
+    """Nothing is enqueued; such layers are computed in stages."""
+    sizes = (tokens, hidden, inner, LOCAL, 1)
+    call = fp8_block(*sizes, device="cpu") if format == FP8_BLOCK else mxfp4(*sizes, "cpu")[0]
+    call["token_selected_experts"] = torch.full((tokens, top_k), FIRST, dtype=torch.int32)
+    call["token_final_scales"] = torch.ones(tokens, top_k)
+    none = (None, None)
+    options = (ActivationType.Swiglu, call["quant_scales"], none, (*none, None), 3, format)
+    status, output = enqueue(library, call, BF16, *options)
+    assert status == NOT_SUPPORTED and bool(output.isnan().all())
 
 
 @pytest.mark.parametrize("size", [2.0**-24, 2.0**24], ids=["tiny", "huge"])
@@ -214,12 +267,10 @@ def test_mxfp4_nan_scale(library):
 
 
 @pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
-@pytest.mark.parametrize(
-    "tokens, top_k, hidden, inner", [(1, 4, 384, 256), (8, 2, 128, 640), (11, 3, 256, 128)], ids=["one", "deep", "two"]
-)
-def test_mxfp4(library, tokens, top_k, hidden, inner, is_large):
-    """Blocks of 16 rows; the last stage of a row may have half of its columns. Large: scales above 2."""
-    call, values = mxfp4(tokens, hidden, inner, LOCAL, top_k, "cpu", span=0 if is_large else 4)
+@pytest.mark.parametrize("top_k, hidden, inner", [(4, 384, 256), (2, 128, 640)], ids=["wide", "deep"])
+def test_mxfp4(library, top_k, hidden, inner, is_large):
+    """Both products with gates and biases. Large: scales above 2."""
+    call, values = mxfp4(1, hidden, inner, LOCAL, top_k, "cpu", span=0 if is_large else 4)
     biases = torch.randn(LOCAL, 2 * inner).to(BF16), torch.randn(LOCAL, hidden).to(BF16)
     scales, factor = call["quant_scales"], 1.0
     if is_large:

@@ -7,6 +7,7 @@
 // - Tokens are columns of the tensor cores: a product of 8 tokens takes as long as that of one.
 // The warps of a block split the columns of a tile; their sums are added in a fixed order, and so are the experts of a
 // token. Sums stay fp32 until the output is rounded. Parameters in mono.h.
+// This is the form of 16-bit weights, with what it shares with the forms for one token (mono_one.cuh, mono_mxfp4_one.cuh).
 //   test  pytest tests/fused_moe/test_emulated_mono.py      bench  python benchmarks/bench_fused_moe.py
 #pragma once
 #include "../attention/occupancy.cuh"
@@ -15,7 +16,6 @@
 #include "../vec_dtypes.cuh"
 #include "activate.cuh"
 #include "mono_pairs.cuh"
-#include "mono_route.cuh"
 #include "mono_weights.cuh"
 
 namespace flashinfer {
@@ -41,9 +41,9 @@ __device__ __forceinline__ void Store16(void* data, int64_t index, Element eleme
   }
 }
 
-/// Sums of the warps of one tile: (parts, 16-row sets, 8-token tiles, lanes, 4), in the order of mma's accumulators.
+/// Sums of the warps of one tile: (parts, 8-token tiles, lanes, 4), in the order of mma's accumulators.
 template <typename Weights, int TILES>
-using PartialSums = float[Weights::WARPS][Weights::SETS * TILES * 128];
+using PartialSums = float[Weights::WARPS][TILES * 128];
 
 /// Shared memory of a block, for up to TOKENS tokens.
 template <typename Weights, int TOKENS>
@@ -68,20 +68,19 @@ struct Operands {
 template <typename Weights, int TOKENS>
 class BaseBlock {
  public:
-  static constexpr int SETS = Weights::SETS, WARPS = Weights::WARPS, STAGES = Weights::STAGES, THREADS = WARPS * 32;
+  static constexpr int WARPS = Weights::WARPS, STAGES = Weights::STAGES, THREADS = WARPS * 32;
   static_assert(THREADS >= MONO_MAX_PAIRS, "FindChoices has a thread for each pair");
 
  protected:
   __device__ __forceinline__ BaseBlock(const MonoParams& p, BaseMemory<Weights, TOKENS>& memory)
       : p_(p), choices_(memory.choices), is_gated_(KeepInRegister(IsGated(p.activation.type))) {
-    is_split_ = SETS == 2 && is_gated_;
     work_.active = choices_.active, work_.active_count = choices_.count;
-    work_.units1 = p.intermediate, work_.height = is_gated_ && !is_split_ ? 8 : TILE_ROWS;
+    work_.units1 = p.intermediate, work_.height = is_gated_ ? 8 : TILE_ROWS;
     Share(choices_.count * p.intermediate, int(blockIdx.x), work_.begin1, work_.end1);
     int from_end, to_end;  // the last blocks have more of product 2, as the first ones have of product 1
     Share(p.hidden, int(gridDim.x - 1 - blockIdx.x), from_end, to_end);
     work_.begin2 = p.hidden - to_end, work_.end2 = p.hidden - from_end;
-    work_.chunks1 = (p.hidden + Weights::COLUMNS - 1) / Weights::COLUMNS * (is_split_ ? 2 : 1);
+    work_.chunks1 = (p.hidden + Weights::COLUMNS - 1) / Weights::COLUMNS;
     work_.chunks2 = (p.intermediate + Weights::COLUMNS - 1) / Weights::COLUMNS;
     const int inner = p.intermediate;
     rows1_ = is_gated_ ? 2 * inner : inner, gate_ = is_gated_ ? inner : 0;
@@ -90,37 +89,31 @@ class BaseBlock {
 
   /// Return x, in a way that the compiler does not compute it again in each stage.
   __device__ __forceinline__ static bool KeepInRegister(bool x) { return __shfl_sync(~0u, int(x), 0) != 0; }
-  /// Give a block its share of rows; the first blocks have a unit more.
+  /// Give a block its share of rows; the first blocks have a row more.
   __device__ __forceinline__ static void Share(int rows, int block, int& begin, int& end) {
-    const int units = rows / Weights::ROW_UNIT, blocks = int(gridDim.x), each = units / blocks, more = units % blocks;
-    begin = (block * each + min(block, more)) * Weights::ROW_UNIT;
-    end = begin + (each + (block < more ? 1 : 0)) * Weights::ROW_UNIT;
+    const int blocks = int(gridDim.x), each = rows / blocks, more = rows % blocks;
+    begin = block * each + min(block, more);
+    end = begin + each + (block < more ? 1 : 0);
   }
+
+  /// Return true. The condition of which it is a part would be compiled to other code without it: 94 instead of 85 registers
+  /// in the kernel of mono_fp8_one.cuh, and 102 instead of 104 with 16-bit weights, neither of which was timed (nvcc 13.0).
+  __device__ __forceinline__ bool IsStage(const Walk<WARPS>&) const { return true; }
 
   /// Begin to copy the stage of a walk, if there is one, and go on to the next.
   __device__ __forceinline__ void Request(Walk<WARPS>& ahead, uint32_t slot) {
     if (!ahead.IsDone()) {
-      const bool is_first = ahead.product == 1, is_paired = is_first && is_gated_ && !is_split_;
-      const int half = HalfOf(ahead);
+      const bool is_first = ahead.product == 1, is_paired = is_first && is_gated_;
       Matrix m;  // a member by product would be an array in local memory
       m.data = is_first ? p_.fc1 : p_.fc2, m.scales = is_first ? p_.fc1_scales : p_.fc2_scales;
       m.rows = is_first ? rows1_ : p_.hidden, m.columns = is_first ? p_.hidden : p_.intermediate;
-      m.first = is_first && half == 0 ? gate_ : 0;
+      m.first = is_first && IsStage(ahead) ? gate_ : 0;
       m.second = is_paired ? -gate_ - 8 : 0;  // 8 rows of gate, then those of up
-      Weights::Request(ring_ + slot * Weights::BYTES, m, work_.active[ahead.active], ahead.row, ahead.rows,
-                       ColumnsOf(ahead), is_paired);
+      Weights::Request(ring_ + slot * Weights::BYTES, m, work_.active[ahead.active], ahead.row, ahead.rows, ahead.chunk,
+                       is_paired);
       ahead.Advance(work_);
     }
     ptx::CopyCommit();
-  }
-
-  /// Return which half of split gated weights a stage has: 0 for gate, 1 for up.
-  __device__ __forceinline__ int HalfOf(const Walk<WARPS>& at) const {
-    return SETS == 2 && is_split_ && at.product == 1 ? at.chunk & 1 : 0;
-  }
-  /// Return the number of the columns that a stage has.
-  __device__ __forceinline__ int ColumnsOf(const Walk<WARPS>& at) const {
-    return SETS == 2 && is_split_ && at.product == 1 ? at.chunk >> 1 : at.chunk;
   }
 
   /// Find the constants of active experts' activations, which are read behind the barrier of a tile.
@@ -130,19 +123,9 @@ class BaseBlock {
     }
   }
 
-  /// Round the sums of product 1 to bf16, and add their biases.
-  __device__ __forceinline__ void RoundSums(int expert, int row, float& gate, float& up) const {
-    gate = __bfloat162float(__float2bfloat16_rn(gate)), up = __bfloat162float(__float2bfloat16_rn(up));
-    if (p_.bias1 == nullptr) return;
-    const int64_t first = int64_t(expert) * rows1_ + row;
-    gate += Load16(p_.bias1, first + gate_, p_.output_element);
-    if (is_gated_) up += Load16(p_.bias1, first, p_.output_element);
-  }
-
   const MonoParams& p_;
   const Choices<TOKENS>& choices_;
   const bool is_gated_;
-  bool is_split_;  // gate and up are two sets of 16 rows, in turns along the columns
   Work work_;
   int rows1_, gate_;  // rows of an expert's first weights; the first row of gate, in [up ; gate]
   uint32_t ring_;
@@ -155,14 +138,13 @@ class Block : public BaseBlock<Weights, TILES * 8> {
   using Base = BaseBlock<Weights, TILES * 8>;
   using T = typename Weights::Element;
   using Sums = PartialSums<Weights, TILES>;
-  using Base::SETS, Base::WARPS, Base::STAGES, Base::THREADS;
+  using Base::WARPS, Base::STAGES, Base::THREADS;
 
   __device__ __forceinline__ Block(const MonoParams& p, Memory<Weights, TILES>& memory)
       : Base(p, memory), memory_(memory) {}
 
-  /// Compute the share; `meanwhile` is called when the first weights have been requested.
-  template <typename F>
-  __device__ __forceinline__ void Run(int32_t& barrier, const F& meanwhile) {
+  /// Compute the share.
+  __device__ __forceinline__ void Run(int32_t& barrier) {
     const int warp = int(threadIdx.x) / 32;
     Walk<WARPS> ahead(work_, warp, 1);
     ahead.SkipEmpty(work_);
@@ -170,7 +152,6 @@ class Block : public BaseBlock<Weights, TILES * 8> {
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; ++i) this->Request(ahead, i);
     this->FindConstants(memory_.constants);
-    meanwhile();
     int tiles = 0;
     for (Walk<WARPS> at(work_, warp, 1); at.product == 1 && !at.IsDone(); at.NextTile(work_), ++tiles) {
       Tile<1>(at, ahead, slot, memory_.partial[tiles % 2]);
@@ -184,28 +165,28 @@ class Block : public BaseBlock<Weights, TILES * 8> {
   }
 
  private:
-  using Base::choices_, Base::gate_, Base::is_gated_, Base::is_split_, Base::p_, Base::ring_, Base::rows1_, Base::work_;
+  using Base::choices_, Base::gate_, Base::is_gated_, Base::p_, Base::ring_, Base::rows1_, Base::work_;
 
   template <int PRODUCT>
   __device__ __forceinline__ void Load(const Walk<WARPS>& at, Operands<Weights, TILES>& to) const {
-    const int lane = int(threadIdx.x) % 32, columns = this->ColumnsOf(at);
+    const int lane = int(threadIdx.x) % 32;
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
       const int token = t * 8 + lane / 4, pair = choices_.of[at.active][token].pair;
       if (PRODUCT == 1) {
         const T* const x = static_cast<const T*>(p_.input) + token * p_.input_stride;
-        Weights::template LoadToken<1>(pair < 0 ? nullptr : x, columns, p_.hidden, to.tokens[t]);
+        Weights::template LoadToken<1>(pair < 0 ? nullptr : x, at.chunk, p_.hidden, to.tokens[t]);
       } else {
         const T* const x = static_cast<const T*>(p_.hidden_values) + int64_t(pair) * p_.intermediate;
-        Weights::template LoadToken<2>(pair < 0 ? nullptr : x, columns, p_.intermediate, to.tokens[t]);
+        Weights::template LoadToken<2>(pair < 0 ? nullptr : x, at.chunk, p_.intermediate, to.tokens[t]);
       }
     }
     to.bias[0] = to.bias[1] = 0.f;
     const void* const bias = PRODUCT == 1 ? p_.bias1 : p_.bias2;
-    if (bias == nullptr || columns != 0 || (PRODUCT == 1 && Weights::ROUNDS_SUMS)) return;
-    const bool is_paired = PRODUCT == 1 && is_gated_ && !is_split_;
+    if (bias == nullptr || at.chunk != 0) return;
+    const bool is_paired = PRODUCT == 1 && is_gated_;
     const int64_t row = int64_t(work_.active[at.active]) * (PRODUCT == 1 ? rows1_ : p_.hidden) + at.row + lane / 4;
-    const int64_t low = row + (PRODUCT == 1 && this->HalfOf(at) == 0 ? gate_ : 0), high = is_paired ? row : low + 8;
+    const int64_t low = row + (PRODUCT == 1 ? gate_ : 0), high = is_paired ? row : low + 8;
     if (lane / 4 < at.rows) to.bias[0] = Load16(bias, low, p_.output_element);
     if (lane / 4 + (is_paired ? 0 : 8) < at.rows) to.bias[1] = Load16(bias, high, p_.output_element);
   }
@@ -214,20 +195,19 @@ class Block : public BaseBlock<Weights, TILES * 8> {
   template <int PRODUCT>
   __device__ __forceinline__ void Tile(Walk<WARPS> at, Walk<WARPS>& ahead, uint32_t& slot, Sums& partial) {
     const int lane = int(threadIdx.x) % 32;
-    float total[SETS][TILES][4] = {};
+    float total[TILES][4] = {};
     Operands<Weights, TILES> operands, next;
     if (at.HasStage(work_)) Load<PRODUCT>(at, operands);
 #pragma unroll 1
     while (at.HasStage(work_)) {
-      const int active = at.active, half = this->HalfOf(at), columns = this->ColumnsOf(at);
+      const int active = at.active;
       at.NextStage(work_);
       if (at.HasStage(work_)) Load<PRODUCT>(at, next);
       ptx::CopyWait<STAGES - 2>();
       __syncwarp();  // all lanes have the stage, and have read the one before
       this->Request(ahead, slot == 0 ? STAGES - 1 : slot - 1);
       float sums[TILES][4] = {};
-      Weights::Multiply(ring_ + slot * Weights::BYTES, columns, PRODUCT == 1 ? p_.hidden : p_.intermediate,
-                        operands.tokens, sums);
+      Weights::Multiply(ring_ + slot * Weights::BYTES, operands.tokens, sums);
       slot = slot == STAGES - 1 ? 0 : slot + 1;
 #pragma unroll
       for (int t = 0; t < TILES; ++t) {
@@ -235,23 +215,19 @@ class Block : public BaseBlock<Weights, TILES * 8> {
         for (int i = 0; i < 4; ++i) {
           const float x = sums[t][i] + operands.bias[i / 2];
           if (PRODUCT == 1) {
-            if (half == 0) total[0][t][i] += x;
-            if (SETS == 2 && half == 1) total[SETS - 1][t][i] += x;
+            total[t][i] += x;
           } else {  // weights that are not finite reach no other token
             const Choice& choice = choices_.of[active][t * 8 + lane % 4 * 2 + i % 2];
-            if (choice.pair >= 0) total[0][t][i] += choice.factor * x;
+            if (choice.pair >= 0) total[t][i] += choice.factor * x;
           }
         }
       }
       operands = next;
     }
 #pragma unroll
-    for (int i = 0; i < (PRODUCT == 1 ? SETS : 1); ++i) {
-#pragma unroll
-      for (int t = 0; t < TILES; ++t) {
-        *reinterpret_cast<float4*>(&partial[at.Part()][(i * TILES + t) * 128 + lane * 4]) =
-            float4{total[i][t][0], total[i][t][1], total[i][t][2], total[i][t][3]};
-      }
+    for (int t = 0; t < TILES; ++t) {
+      *reinterpret_cast<float4*>(&partial[at.Part()][t * 128 + lane * 4]) =
+          float4{total[t][0], total[t][1], total[t][2], total[t][3]};
     }
     __syncthreads();
   }
@@ -266,16 +242,15 @@ class Block : public BaseBlock<Weights, TILES * 8> {
 
   /// Write the hidden values of a tile.
   __device__ __forceinline__ void Finish1(const Walk<WARPS>& at, const Sums& partial) const {
-    const int expert = work_.active[at.active], each = is_gated_ && !is_split_ ? 2 : 4;  // values of a lane
+    const int each = is_gated_ ? 2 : 4;  // values of a lane
     for (int i = int(threadIdx.x); i < TILES * 32 * each; i += THREADS) {
       const int lane = i / each % 32, part = i % each, tile = i / each / 32, index = tile * 128 + lane * 4 + part;
       const int in_tile = lane / 4 + part / 2 * 8, token = tile * 8 + lane % 4 * 2 + part % 2;
       const int pair = choices_.of[at.active][token].pair, row = at.row + in_tile;
       if (in_tile >= at.rows || pair < 0) continue;
-      float gate = Sum(partial, index), up = is_gated_ ? Sum(partial, index + (is_split_ ? TILES * 128 : 2)) : 0.f;
-      if (Weights::ROUNDS_SUMS) this->RoundSums(expert, row, gate, up);
+      const float gate = Sum(partial, index), up = is_gated_ ? Sum(partial, index + 2) : 0.f;
       const float h = ActivateValue(p_.activation.type, memory_.constants[at.active], gate, up);
-      Store16(p_.hidden_values, int64_t(pair) * p_.intermediate + Weights::HiddenColumn(row), p_.element, h);
+      Store16(p_.hidden_values, int64_t(pair) * p_.intermediate + row, p_.element, h);
     }
   }
 
@@ -292,21 +267,14 @@ class Block : public BaseBlock<Weights, TILES * 8> {
   Memory<Weights, TILES>& memory_;
 };
 
-template <typename Weights, int TILES, bool ROUTES>
+template <typename Weights, int TILES>
 __global__ void __launch_bounds__(Weights::WARPS * 32, 1) MonoKernel(const __grid_constant__ MonoParams p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& memory = *reinterpret_cast<Memory<Weights, TILES>*>(shared_memory);
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
-  if constexpr (ROUTES) {
-    static_assert(TILES * 8 <= Weights::WARPS, "a token has a warp");
-    static_assert(sizeof(memory.ring) >= TILES * 8 * sizeof(RouteKeys));
-    const Routed routed = RouteTokens(p, memory.choices, reinterpret_cast<RouteKeys*>(memory.ring));
-    Block<Weights, TILES>(p, memory).Run(grid_barrier, [&] { WriteFactors(p, routed); });
-  } else {
-    FindChoices(p, memory.choices);
-    Block<Weights, TILES>(p, memory).Run(grid_barrier, [] {});
-  }
+  FindChoices(p, memory.choices);
+  Block<Weights, TILES>(p, memory).Run(grid_barrier);
 }
 
 /// Enqueue KERNEL, of so many threads and bytes of shared memory per block.
@@ -329,20 +297,13 @@ Status Launch(const MonoParams& p, Stream stream) {
 template <typename Weights>
 Status LaunchMono(const MonoParams& p, Stream stream) {
   constexpr int THREADS = Weights::WARPS * 32;
-  if constexpr (FLASHINFER_MONO_TOKENS > 8 || FLASHINFER_MONO_TOKENS_QUANTIZED > 8) {
+  if constexpr (FLASHINFER_MONO_TOKENS > 8) {
     if (p.tokens > 8) {
-      return mono::Launch<mono::MonoKernel<Weights, 2, false>, THREADS, sizeof(mono::Memory<Weights, 2>)>(p, stream);
+      return mono::Launch<mono::MonoKernel<Weights, 2>, THREADS, sizeof(mono::Memory<Weights, 2>)>(p, stream);
     }
   }
   if (p.tokens > 8) return cudaErrorNotSupported;
-  return mono::Launch<mono::MonoKernel<Weights, 1, false>, THREADS, sizeof(mono::Memory<Weights, 1>)>(p, stream);
-}
-
-/// The same for up to 8 tokens, which the kernel routes.
-template <typename Weights>
-Status LaunchMonoRouted(const MonoParams& p, Stream stream) {
-  constexpr int BYTES = sizeof(mono::Memory<Weights, 1>);
-  return mono::Launch<mono::MonoKernel<Weights, 1, true>, Weights::WARPS * 32, BYTES>(p, stream);
+  return mono::Launch<mono::MonoKernel<Weights, 1>, THREADS, sizeof(mono::Memory<Weights, 1>)>(p, stream);
 }
 
 }  // namespace fused_moe

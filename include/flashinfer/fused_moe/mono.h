@@ -11,12 +11,6 @@
 #ifndef FLASHINFER_MONO_STAGES
 #define FLASHINFER_MONO_STAGES 4  // stages of each warp's ring, 2 KB each
 #endif
-#ifndef FLASHINFER_MONO_QUANTIZED_WARPS
-#define FLASHINFER_MONO_QUANTIZED_WARPS 8  // with other weights, whose decoding takes more than 128 registers
-#endif
-#ifndef FLASHINFER_MONO_QUANTIZED_STAGES
-#define FLASHINFER_MONO_QUANTIZED_STAGES 8
-#endif
 #ifndef FLASHINFER_MONO_ONE_WARPS
 #define FLASHINFER_MONO_ONE_WARPS 16  // with e4m3 weights and one token
 #endif
@@ -30,11 +24,8 @@
 #define FLASHINFER_MONO_MXFP4_STAGES 6  // 2 KB of codes each
 #endif
 #ifndef FLASHINFER_MONO_TOKENS
-#define FLASHINFER_MONO_TOKENS 8  // the most that a layer is given to this kernel with, up to 16; 0: none
-#endif
-#ifndef FLASHINFER_MONO_TOKENS_QUANTIZED
-#define FLASHINFER_MONO_TOKENS_QUANTIZED \
-  1  // the same for e4m3 and MXFP4, whose stages take less time from two tokens on
+#define FLASHINFER_MONO_TOKENS \
+  8  // the most that a layer of 16-bit weights is given to this kernel with, up to 16; 0: none
 #endif
 #ifndef FLASHINFER_MONO_COOPERATIVE
 #define FLASHINFER_MONO_COOPERATIVE 1  // 0, for timing only: two such grids at once may wait for each other for ever
@@ -74,18 +65,18 @@ struct MonoParams {
   MonoRouting routing;  // with logits, experts and scales are not read and first_expert is 0
 };
 
-/// Return true if MonoMoe computes a layer: the one place that decides. Few tokens, whose experts are read once, and rows of
-/// 16 bytes. What it does not take is computed in stages.
+/// Return true if a layer is given to this kernel: few tokens of 16-bit weights, whose experts are read once, or one of e4m3
+/// blocks or MXFP4, whose stages take less time from two tokens on; rows of 16 bytes. Other layers are computed in stages.
 inline bool TakesMono(const LayerSizes& s, int64_t input_stride) {
-  const int64_t most = s.format == Format::kPlain ? FLASHINFER_MONO_TOKENS : FLASHINFER_MONO_TOKENS_QUANTIZED;
-  if (s.intermediate == 0 || s.tokens > most || s.tokens > MONO_MAX_TOKENS || s.pairs() > MONO_MAX_PAIRS) return false;
-  const bool has_format = s.format == Format::kPlain || s.format == Format::kFp8Block || s.format == Format::kMxfp4;
-  return has_format && input_stride % 8 == 0;
+  const bool is_quantized = s.format == Format::kFp8Block || s.format == Format::kMxfp4;
+  if (s.format != Format::kPlain && !is_quantized) return false;
+  if (s.tokens > (is_quantized ? 1 : FLASHINFER_MONO_TOKENS) || s.tokens > MONO_MAX_TOKENS) return false;
+  return s.intermediate > 0 && s.pairs() <= MONO_MAX_PAIRS && input_stride % 8 == 0;
 }
 
-/// Return true if the kernel of a layer that TakesMono can route its tokens too: e4m3 blocks, a warp for each token.
+/// Return true if the kernel of a layer that TakesMono can route its token too.
 inline bool TakesRouting(const LayerSizes& s) {
-  return s.format == Format::kFp8Block && s.tokens <= 8 && s.num_experts <= MOE_ROUTE_MAX_EXPERTS && s.top_k >= 1 &&
+  return s.format == Format::kFp8Block && s.tokens == 1 && s.num_experts <= MOE_ROUTE_MAX_EXPERTS && s.top_k >= 1 &&
          s.top_k <= MOE_ROUTE_MAX_TOP_K && s.top_k <= s.num_experts;
 }
 
@@ -96,8 +87,8 @@ inline int64_t MonoHiddenOffset(const LayerSizes& s, const Workspace& w) {
 }
 
 /// Enqueue a layer that TakesMono, by the format of its weights; with logits, one that TakesRouting. Return
-/// cudaErrorNotSupported, with nothing enqueued, on a device that cannot run it: one before SM80 or with less shared memory
-/// than the rings take.
+/// cudaErrorNotSupported, with nothing enqueued, on a device that cannot run it (one before SM80 or with less shared memory
+/// than the rings take), and for one token whose operands or slots have no room.
 Status MonoPlain(const MonoParams& params, Stream stream);
 Status MonoFp8Block(const MonoParams& params, Stream stream);
 Status MonoMxfp4(const MonoParams& params, Stream stream);

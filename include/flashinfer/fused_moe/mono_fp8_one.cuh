@@ -1,17 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// e4m3 weights in blocks by one token (mono_one.cuh). Each block of the grid quantises the token once, and keeps its codes as
-// fp16. Sums are the same bits as those of mono_fp8.cuh.
+// The kernel of mono_one.cuh for e4m3 weights with scales of 128 x 128 blocks. A stage has the columns of a block. Each block
+// of the grid quantises the token once, by 1 x 128, and keeps its codes as fp16. Numbers of e4m3 are multiplied as fp16, which
+// holds them: sums are fp32, where Hopper's own products of e4m3 keep fewer bits.
 #pragma once
-#include "mono_fp8.cuh"
+#include "../ptx/math.cuh"
 #include "mono_one.cuh"
 
 namespace flashinfer {
 namespace fused_moe {
 namespace mono {
 
-struct Fp8BlockOne : Fp8BlockWeights {
+struct Fp8BlockOne {
+  using Element = __nv_bfloat16;
+  static constexpr int COLUMNS = ROW_BYTES, BYTES = STAGE_BYTES + TILE_ROWS * 4;  // rows, then a scale of each
   static constexpr int WARPS = FLASHINFER_MONO_ONE_WARPS, STAGES = FLASHINFER_MONO_ONE_STAGES;
   static constexpr int CODE_BYTES = COLUMNS * 2, OPERAND_BYTES = CODE_BYTES + 16;  // fp16 codes, then their scale
+
+  __device__ __forceinline__ static void Request(uint32_t stage, const Matrix& m, int expert, int row, int used,
+                                                 int chunk, bool is_paired) {
+    RequestRows<1>(stage, m, expert, row, used, chunk, is_paired);
+    const int in_tile = int(threadIdx.x) % 32, at = m.first + row + in_tile + (in_tile >= 8 ? m.second : 0);
+    if (in_tile >= TILE_ROWS || (is_paired ? in_tile % 8 : in_tile) >= used) return;
+    const int64_t block = int64_t(expert) * ((m.rows + 127) / 128) + at / 128;
+    const auto* const from = static_cast<const float*>(m.scales) + block * ((m.columns + 127) / 128) + chunk;
+    ptx::CopyAsync4(stage + STAGE_BYTES + in_tile * 4, from);
+  }
 
   /// Quantise 128 columns; a warp calls it.
   template <int PRODUCT>
@@ -36,7 +49,7 @@ struct Fp8BlockOne : Fp8BlockWeights {
   }
 
   /// Return sums of rows lane / 4 and lane / 4 + 8, which lane % 4 == 0 has; others have zeros.
-  __device__ __forceinline__ static float2 MultiplyOne(uint32_t stage, int, int, uint32_t operand, uint32_t zeros) {
+  __device__ __forceinline__ static float2 MultiplyOne(uint32_t stage, uint32_t operand, uint32_t zeros) {
     float2 result{};
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
     const int lane = int(threadIdx.x) % 32;
@@ -69,11 +82,9 @@ struct Fp8BlockOne : Fp8BlockWeights {
 }  // namespace mono
 
 FLASHINFER_INLINE Status MonoFp8Block(const MonoParams& p, Stream stream) {
-  const bool is_one = mono::HasRoomForOne<mono::Fp8BlockOne>(p);
-  if (p.routing.logits != nullptr) {
-    return (is_one ? mono::LaunchOne<mono::Fp8BlockOne, true> : LaunchMonoRouted<mono::Fp8BlockWeights>)(p, stream);
-  }
-  return (is_one ? mono::LaunchOne<mono::Fp8BlockOne, false> : LaunchMono<mono::Fp8BlockWeights>)(p, stream);
+  using mono::Fp8BlockOne, mono::LaunchOne;
+  if (!mono::HasRoomForOne<Fp8BlockOne>(p)) return cudaErrorNotSupported;
+  return (p.routing.logits != nullptr ? LaunchOne<Fp8BlockOne, true> : LaunchOne<Fp8BlockOne, false>)(p, stream);
 }
 
 }  // namespace fused_moe

@@ -11,7 +11,8 @@
 //   Elements are multiplied by 2^64, so that products are normal numbers in fp32: elements from 2^64 on would
 //   overflow.
 #pragma once
-#include "mono_mxfp4.cuh"
+#include "../gemm/w4_decode.cuh"
+#include "mono.cuh"
 #include "mono_mxfp4_walk.cuh"
 
 namespace flashinfer {
@@ -298,10 +299,8 @@ static __global__ void __launch_bounds__(MXFP4_WARPS * 32, 1) Mxfp4OneKernel(con
 
 FLASHINFER_INLINE Status MonoMxfp4(const MonoParams& p, Stream stream) {
   using mono::Mxfp4Memory, mono::Mxfp4OneKernel, mono::MXFP4_WARPS;
-  if (p.tokens == 1 && p.top_k <= mono::TOKEN_MAX_SLOTS) {
-    return mono::Launch<Mxfp4OneKernel, MXFP4_WARPS * 32, sizeof(Mxfp4Memory)>(p, stream);
-  }
-  return LaunchMono<mono::Mxfp4Weights>(p, stream);
+  if (p.tokens != 1 || p.top_k > mono::TOKEN_MAX_SLOTS) return cudaErrorNotSupported;
+  return mono::Launch<Mxfp4OneKernel, MXFP4_WARPS * 32, sizeof(Mxfp4Memory)>(p, stream);
 }
 
 }  // namespace fused_moe

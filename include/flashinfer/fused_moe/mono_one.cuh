@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // mono.cuh for one token and weights that must be decoded, where instructions take longer than memory: the operands of each
-// product are prepared once, in shared memory and in the order of the tensor cores' registers, and a lane keeps two sums. A
+// product are prepared once, in shared memory and in the order of the tensor cores' registers, and a lane keeps two sums. The
 // format says how (mono_fp8_one.cuh). MXFP4 has a kernel of its own (mono_mxfp4_one.cuh).
 #pragma once
 #include "mono.cuh"
+#include "mono_route.cuh"
 
 namespace flashinfer {
 namespace fused_moe {
@@ -39,7 +40,7 @@ class OneBlock : public BaseBlock<Weights, 8> {
   using Base = BaseBlock<Weights, 8>;
   using T = typename Weights::Element;
   using Sums = OneSums<Weights>;
-  using Base::SETS, Base::WARPS, Base::STAGES;
+  using Base::WARPS, Base::STAGES;
 
   __device__ __forceinline__ OneBlock(const MonoParams& p, OneMemory<Weights>& memory) : Base(p, memory), one_(memory) {
     zeros_ = ptx::SharedAddress(memory.zeros), operands_ = ptx::SharedAddress(memory.operands);
@@ -72,12 +73,13 @@ class OneBlock : public BaseBlock<Weights, 8> {
   }
 
  private:
-  using Base::choices_, Base::gate_, Base::is_gated_, Base::is_split_, Base::p_, Base::ring_, Base::rows1_, Base::work_;
+  using Base::choices_, Base::gate_, Base::is_gated_, Base::p_, Base::ring_, Base::rows1_, Base::work_;
 
   /// Write the operands of a product to shared memory: the token, or the hidden values of each expert in use.
   template <int PRODUCT>
   __device__ __forceinline__ void Prepare() {
-    const int columns = PRODUCT == 1 ? p_.hidden : p_.intermediate, chunks = ChunksOf(PRODUCT);
+    const int columns = PRODUCT == 1 ? p_.hidden : p_.intermediate;
+    const int chunks = PRODUCT == 1 ? work_.chunks1 : work_.chunks2;
     const int count = chunks * (PRODUCT == 1 ? 1 : work_.active_count);
 #pragma unroll 1
     for (int i = int(threadIdx.x) / 32; i < count; i += WARPS) {
@@ -91,64 +93,56 @@ class OneBlock : public BaseBlock<Weights, 8> {
     __syncthreads();
   }
 
-  /// Return the number of chunks of columns.
-  __device__ __forceinline__ int ChunksOf(int product) const {
-    return product == 1 ? (is_split_ ? work_.chunks1 / 2 : work_.chunks1) : work_.chunks2;
-  }
-
-  /// Load what is added to the sums of rows lane / 4 and lane / 4 + 8.
-  template <int PRODUCT>
-  __device__ __forceinline__ float2 Bias(const Walk<WARPS>& at) const {
-    const void* const bias = PRODUCT == 1 ? p_.bias1 : p_.bias2;
+  /// Load what product 2 adds to the sums of rows lane / 4 and lane / 4 + 8.
+  __device__ __forceinline__ float2 Bias2(const Walk<WARPS>& at) const {
     const int lane = int(threadIdx.x) % 32, in_tile = lane / 4;
     float2 to{};
-    if (bias == nullptr || this->ColumnsOf(at) != 0 || lane % 4 != 0 || (PRODUCT == 1 && Weights::ROUNDS_SUMS))
-      return to;
-    const bool is_paired = PRODUCT == 1 && is_gated_ && !is_split_;
-    const int64_t row = int64_t(work_.active[at.active]) * (PRODUCT == 1 ? rows1_ : p_.hidden) + at.row + in_tile;
-    const int64_t low = row + (PRODUCT == 1 && this->HalfOf(at) == 0 ? gate_ : 0), high = is_paired ? row : low + 8;
-    if (in_tile < at.rows) to.x = Load16(bias, low, p_.output_element);
-    if (in_tile + (is_paired ? 0 : 8) < at.rows) to.y = Load16(bias, high, p_.output_element);
+    if (p_.bias2 == nullptr || at.chunk != 0 || lane % 4 != 0) return to;
+    const int64_t row = int64_t(work_.active[at.active]) * p_.hidden + at.row + in_tile;
+    if (in_tile < at.rows) to.x = Load16(p_.bias2, row, p_.output_element);
+    if (in_tile + 8 < at.rows) to.y = Load16(p_.bias2, row + 8, p_.output_element);
     return to;
+  }
+
+  /// Round the sums of product 1 to bf16, and add their biases.
+  __device__ __forceinline__ void RoundSums(int expert, int row, float& gate, float& up) const {
+    gate = __bfloat162float(__float2bfloat16_rn(gate)), up = __bfloat162float(__float2bfloat16_rn(up));
+    if (p_.bias1 == nullptr) return;
+    const int64_t first = int64_t(expert) * rows1_ + row;
+    gate += Load16(p_.bias1, first + gate_, p_.output_element);
+    if (is_gated_) up += Load16(p_.bias1, first, p_.output_element);
   }
 
   /// Multiply the stages of this warp in a tile, and write its sums.
   template <int PRODUCT>
   __device__ __forceinline__ void Tile(Walk<WARPS> at, Walk<WARPS>& ahead, uint32_t& slot, Sums& to) {
     const int lane = int(threadIdx.x) % 32;
-    float total[SETS][2] = {};
+    float total[2] = {};
 #pragma unroll 1
     while (at.HasStage(work_)) {
-      const int half = this->HalfOf(at), columns = this->ColumnsOf(at);
       const uint32_t operand =
-          operands_ + (PRODUCT == 1 ? columns : at.active * work_.chunks2 + columns) * Weights::OPERAND_BYTES;
-      const float2 bias = Bias<PRODUCT>(at);
+          operands_ + (PRODUCT == 1 ? at.chunk : at.active * work_.chunks2 + at.chunk) * Weights::OPERAND_BYTES;
+      const float2 bias = PRODUCT == 1 ? float2{} : Bias2(at);
       const float factor = PRODUCT == 1 ? 1.f : choices_.of[at.active][0].factor;
       ptx::CopyWait<STAGES - 2>();
       __syncwarp();  // all lanes have the stage, and have read the one before
       this->Request(ahead, slot == 0 ? STAGES - 1 : slot - 1);
-      float2 x = Weights::MultiplyOne(ring_ + slot * Weights::BYTES, columns,
-                                      PRODUCT == 1 ? p_.hidden : p_.intermediate, operand, zeros_);
+      float2 x = Weights::MultiplyOne(ring_ + slot * Weights::BYTES, operand, zeros_);
       slot = slot == STAGES - 1 ? 0 : slot + 1;
       x.x += bias.x, x.y += bias.y;
       if (PRODUCT == 2) {
-        total[0][0] += factor * x.x, total[0][1] += factor * x.y;
-      } else if (SETS == 1 || half == 0) {
-        total[0][0] += x.x, total[0][1] += x.y;
+        total[0] += factor * x.x, total[1] += factor * x.y;
       } else {
-        total[SETS - 1][0] += x.x, total[SETS - 1][1] += x.y;
+        total[0] += x.x, total[1] += x.y;
       }
       at.NextStage(work_);
     }
 #pragma unroll
-    for (int i = 0; i < (PRODUCT == 1 ? SETS : 1); ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float x = total[i][j];
-        x += __shfl_xor_sync(~0u, x, 1);
-        x += __shfl_xor_sync(~0u, x, 2);
-        if (lane % 4 == 0) to[at.Part()][i * TILE_ROWS + j * 8 + lane / 4] = x;
-      }
+    for (int i = 0; i < 2; ++i) {
+      float x = total[i];
+      x += __shfl_xor_sync(~0u, x, 1);
+      x += __shfl_xor_sync(~0u, x, 2);
+      if (lane % 4 == 0) to[at.Part()][i * 8 + lane / 4] = x;
     }
     __syncthreads();
   }
@@ -165,11 +159,11 @@ class OneBlock : public BaseBlock<Weights, 8> {
   __device__ __forceinline__ void Finish1(const Walk<WARPS>& at, const Sums& sums) const {
     const int i = int(threadIdx.x), row = at.row + i;
     if (i >= at.rows) return;
-    float gate = Sum(sums, i), up = is_gated_ ? Sum(sums, i + (is_split_ ? TILE_ROWS : 8)) : 0.f;
-    if (Weights::ROUNDS_SUMS) this->RoundSums(work_.active[at.active], row, gate, up);
+    float gate = Sum(sums, i), up = is_gated_ ? Sum(sums, i + 8) : 0.f;
+    RoundSums(work_.active[at.active], row, gate, up);
     const float h = ActivateValue(p_.activation.type, one_.constants[at.active], gate, up);
     const int64_t first = int64_t(choices_.of[at.active][0].pair) * p_.intermediate;
-    Store16(p_.hidden_values, first + Weights::HiddenColumn(row), p_.element, h);
+    Store16(p_.hidden_values, first + row, p_.element, h);
   }
 
   /// Write the outputs of a tile.
@@ -189,7 +183,8 @@ __global__ void __launch_bounds__(Weights::WARPS * 32, 1) OneKernel(const __grid
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
   if constexpr (ROUTES) {
-    const Routed routed = RouteOneToken(p, memory.choices, reinterpret_cast<RouteKeys*>(memory.ring));
+    static_assert(sizeof(memory.ring) >= sizeof(RouteKeys));
+    const Routed routed = RouteOneToken(p, memory.choices, *reinterpret_cast<RouteKeys*>(memory.ring));
     OneBlock<Weights>(p, memory).Run(grid_barrier, [&] { WriteFactors(p, routed); });
   } else {
     FindChoices(p, memory.choices);

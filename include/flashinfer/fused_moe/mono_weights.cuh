@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formats of weights in mono.cuh: how a warp copies a stage of 16 rows to shared memory, and multiplies it by tokens.
+// Weights in mono.cuh: how a warp copies a stage of 16 rows to shared memory, and multiplies it by tokens. mono_fp8_one.cuh
+// has the same for e4m3 blocks.
 //
 // Rows of weights are rows of A of m16n8k16, tokens are columns of B. A sum over k does not depend on the order of k: a lane
 // takes 16 contiguous bytes of a row of weights and the elements of a token at the same columns as its parts of several
@@ -68,13 +69,7 @@ struct PlainWeights {
   using Element = T;
   static constexpr int COLUMNS = ROW_BYTES / 2, BYTES = STAGE_BYTES;  // size of a stage
   static constexpr int WARPS = FLASHINFER_MONO_WARPS, STAGES = FLASHINFER_MONO_STAGES;
-  static constexpr int ROW_UNIT = 1;          // rows that are not divided among blocks
-  static constexpr int SETS = 1;              // 2: a tile of gated weights has 16 rows of each half
-  static constexpr int VECTORS = 2;           // pieces of 16 bytes that a lane has of a token
-  static constexpr bool ROUNDS_SUMS = false;  // true: sums of product 1 become bf16 before bias and activation
-
-  /// Return where column `i` of the hidden values is stored.
-  __device__ __forceinline__ static int HiddenColumn(int i) { return i; }
+  static constexpr int VECTORS = 2;  // pieces of 16 bytes that a lane has of a token
 
   __device__ __forceinline__ static void Request(uint32_t stage, const Matrix& m, int expert, int row, int used,
                                                  int chunk, bool is_paired) {
@@ -93,7 +88,7 @@ struct PlainWeights {
   }
 
   template <int TILES>
-  __device__ __forceinline__ static void Multiply(uint32_t stage, int, int, const uint4 (&tokens)[TILES][VECTORS],
+  __device__ __forceinline__ static void Multiply(uint32_t stage, const uint4 (&tokens)[TILES][VECTORS],
                                                   float (&sums)[TILES][4]) {
     const int lane = int(threadIdx.x) % 32;
 #pragma unroll
