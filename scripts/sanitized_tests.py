@@ -106,7 +106,7 @@ FAMILIES: dict[str, list[Pick]] = {
         Pick("fused_moe/test_cutlass_fused_moe_quantized.py", "test_mxfp4_with_fp8_activations", 1),
     ],
     "mono_moe": [
-        Pick("fused_moe/test_monomoe.py", "test_matches_reference test_other_numbers_of_tokens"),
+        Pick("fused_moe/test_monomoe.py", "test_one_token test_other_numbers_of_tokens"),
         Pick("fused_moe/test_monomoe_routed.py", "test_limits"),
     ],
     "moe_routing": [Pick("fused_moe/test_moe_routing.py", "test_methods test_deepseek test_hash_topk test_ties", 3)],

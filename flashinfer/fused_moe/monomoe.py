@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole layer of experts for few tokens: from router logits to the output, with e4m3 weights in 128 x 128 blocks.
 
-The published kernel of this name is one launch for one shape. Here up to 8 tokens, with at most 128 pairs of
-a token and an expert, are one launch on SM90; other calls are composed of :func:`route_tokens` and
-:func:`cutlass_fused_moe`.
+The published kernel of this name is one launch for one shape. Here one token is one launch on SM90; other calls are
+composed of :func:`route_tokens` and :func:`cutlass_fused_moe`.
 """
 
 from __future__ import annotations
@@ -128,11 +127,15 @@ def _mono_moe(
     is_sigmoid: bool,
     renormalize: bool,
 ) -> None:
-    """Compute a layer with rows [up ; gate], in one kernel where the native function takes it."""
+    """Compute a layer with rows [up ; gate], one token in one kernel where the native function takes it."""
     if not x.is_contiguous():
         x = x.contiguous()
-    if capability_of[x.get_device()] == 90 and _native_mono_moe[True](
-        *(out, x, logits, up, down, up_scales, down_scales, scratchpad, top_k, is_sigmoid, renormalize)
+    if (
+        x.shape[0] == 1
+        and capability_of[x.get_device()] == 90
+        and _native_mono_moe[True](
+            *(out, x, logits, up, down, up_scales, down_scales, scratchpad, top_k, is_sigmoid, renormalize)
+        )
     ):
         return
     weights, experts = route_tokens(logits, top_k, _METHODS[is_sigmoid, renormalize])
@@ -214,7 +217,8 @@ def mono_moe(
     r"""Route few tokens and compute their experts: ``sum over the top_k experts of w * down(silu(gate x) * up x)``.
 
     The first call on a weight copies it with its halves swapped and keeps the copy on the tensor: the layer takes
-    [up ; gate]. On CUDA the call needs SM90, where up to 8 tokens (128 pairs with experts) are one kernel.
+    [up ; gate]. On CUDA the call needs SM90, where one token is one kernel if its operands fit into
+    shared memory. Other calls are :func:`route_tokens` and :func:`cutlass_fused_moe`, with the same result.
 
     Parameters
     ----------

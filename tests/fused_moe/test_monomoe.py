@@ -15,13 +15,17 @@ from flashinfer.trace.templates.monomoe import mono_moe_trace
 SOFTMAX, SIGMOID = mono_moe_trace.templates
 
 
-@pytest.fixture
-def call(device) -> dict[str, Any]:
+def layer(tokens: int, device: str) -> dict[str, Any]:
     if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("block scales need SM90")
     sizes = {"num_experts": 6, "hidden_size": 256, "intermediate_size": 128, "up_rows": 256}
-    made = SOFTMAX.init(num_tokens=3, device=device, **sizes)
+    made = SOFTMAX.init(num_tokens=tokens, device=device, **sizes)
     return {**made, "top_k": 2}
+
+
+@pytest.fixture
+def call(device) -> dict[str, Any]:
+    return layer(3, device)
 
 
 def assert_same_layer(out: torch.Tensor, expected: torch.Tensor) -> None:
@@ -39,6 +43,18 @@ def test_matches_reference(call, scoring_func, renormalize):
     assert out.shape == (3, 256) and out.dtype == torch.bfloat16
     template = SIGMOID if scoring_func == "sigmoid" else SOFTMAX
     assert_same_layer(out, template.reference(**call, renormalize=renormalize))
+
+
+@pytest.mark.parametrize("scoring_func", ["softmax", "sigmoid"])
+def test_one_token(device, scoring_func):
+    """Check tokens one by one, which are one kernel each on SM90; the error is that of all of them."""
+    template = SIGMOID if scoring_func == "sigmoid" else SOFTMAX
+    call = layer(8, device)
+    tokens = zip(call["activations_in"].split(1), call["router_logits"].split(1), strict=True)
+    alone = [
+        mono_moe(**{**call, "activations_in": x, "router_logits": y}, scoring_func=scoring_func) for x, y in tokens
+    ]
+    assert_same_layer(torch.cat(alone), template.reference(**call))
 
 
 def test_other_numbers_of_tokens(device, call):
@@ -70,8 +86,10 @@ def test_orders_of_the_up_weight(call):
     assert torch.equal(mono_moe(**{**call, "expert_weights_up": made}, interleave_up=False), expected)
 
 
-def test_out_and_scratchpad(device, call):
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_out_and_scratchpad(device, tokens):
     """Check buffers: the result is the same, whether the scratchpad is used or too small."""
+    call = layer(tokens, device)
     expected = mono_moe(**call)
     out = torch.full_like(expected, torch.nan)
     scratchpad = alloc_scratchpad(device)
