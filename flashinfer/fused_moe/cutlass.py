@@ -97,8 +97,9 @@ def cutlass_fused_moe(
     r"""Mixture of experts: ``out[t] = sum over slots s of scale[t, s] * fc2[e] act(fc1[e] x[t] + b1[e]) + b2[e]``.
 
     Sums are float32 in both products and over the slots, in a fixed order; on CUDA the outputs of experts are
-    rounded to ``output_dtype`` before the sum over slots, but for up to 8 tokens (one with MXFP4). Results are the
-    same bits at each call; on the CPU, and on CUDA among such calls, those of a token do not depend on the others.
+    rounded to ``output_dtype`` before the sum over slots, but for up to 8 tokens (one with e4m3 blocks or MXFP4).
+    Results are the same bits at each call; on the CPU, and on CUDA among such calls, those of a token do not depend on
+    the others.
 
     Parameters
     ----------

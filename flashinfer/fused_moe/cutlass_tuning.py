@@ -28,7 +28,7 @@ from ..jit.gemm import tiles_of
 
 __all__ = ["FEWEST_TOKENS", "TUNED_KINDS", "FusedMoeTileRunner", "Product", "product_tuned_before", "tuned_product"]
 
-#: Up to 8 tokens are served by one kernel, which has no tiles to choose.
+#: Fewer tokens take one kernel, which has no tiles, or tiles of 8 tokens by the rule.
 FEWEST_TOKENS = 9
 BY_RULE = -1
 CPU_TILES = (48, 96, 192)  # weights per tile; the first is the rule. csrc/fused_moe.cu takes multiples of 48 up to 192
