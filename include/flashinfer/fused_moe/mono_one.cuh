@@ -11,11 +11,10 @@ namespace fused_moe {
 namespace mono {
 
 constexpr int ONE_OPERAND_BYTES = 64 * 1024;  // shared memory for the operands of a product
-constexpr int ONE_PART = 2 * TILE_ROWS;       // sums of a warp: both halves of gated weights
 
 /// Sums of the warps of one tile.
 template <typename Weights>
-using OneSums = float[Weights::WARPS][ONE_PART];
+using OneSums = float[Weights::WARPS][TILE_ROWS];
 
 template <typename Weights>
 struct alignas(128) OneMemory : BaseMemory<Weights, 8> {
