@@ -96,10 +96,6 @@ class BaseBlock {
     end = begin + each + (block < more ? 1 : 0);
   }
 
-  /// Return true. The condition of which it is a part would be compiled to other code without it: 94 instead of 85 registers
-  /// in the kernel of mono_fp8_one.cuh, and 102 instead of 104 with 16-bit weights, neither of which was timed (nvcc 13.0).
-  __device__ __forceinline__ bool IsStage(const Walk<WARPS>&) const { return true; }
-
   /// Begin to copy the stage of a walk, if there is one, and go on to the next.
   __device__ __forceinline__ void Request(Walk<WARPS>& ahead, uint32_t slot) {
     if (!ahead.IsDone()) {
@@ -107,7 +103,7 @@ class BaseBlock {
       Matrix m;  // a member by product would be an array in local memory
       m.data = is_first ? p_.fc1 : p_.fc2, m.scales = is_first ? p_.fc1_scales : p_.fc2_scales;
       m.rows = is_first ? rows1_ : p_.hidden, m.columns = is_first ? p_.hidden : p_.intermediate;
-      m.first = is_first && IsStage(ahead) ? gate_ : 0;
+      m.first = is_first ? gate_ : 0;
       m.second = is_paired ? -gate_ - 8 : 0;  // 8 rows of gate, then those of up
       Weights::Request(ring_ + slot * Weights::BYTES, m, work_.active[ahead.active], ahead.row, ahead.rows, ahead.chunk,
                        is_paired);
