@@ -188,7 +188,9 @@ bool Multiply(const Call& x, const ChooseConfig& choose) {
   c.enable_pdl = UsePdl(x.enable_pdl, device);
   c.weights_first = x.weights_first;
   DeviceGuard guard(device);
-  CheckStatus(OP, ENTRIES[IndexOf(c)](p, c, get_stream(device)));
+  const auto entry = (c.split_k ? SPLIT_ENTRIES : ENTRIES)[IndexOf(c)];
+  if (entry == nullptr) FLASHINFER_THROW(RuntimeError) << OP << ": the tile has no kernel that splits K";
+  CheckStatus(OP, entry(p, c, get_stream(device)));
   return true;
 }
 
@@ -225,7 +227,7 @@ int64_t gemm_sm90_choose(int64_t rows, int64_t n, int64_t k, int64_t batch, int6
   p.n = n, p.k = k, p.batch = batch, p.grouping = Grouping(grouping);
   p.b_scale.rows = needs_swapped ? 1 : SCALE_BLOCK;
   const GemmConfig c = ChooseByRule(p, rows, int(sms));
-  return IndexOf(c) * 32 + c.cluster * 2 + (c.share_b ? 1 : 0);
+  return IndexOf(c) * 64 + c.cluster * 4 + (c.split_k ? 2 : c.share_b ? 1 : 0);
 }
 
 bool gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale, Optional<TensorView> b_scale,
@@ -293,10 +295,11 @@ tvm::ffi::Function gemm_sm90_experts_with_tiles(int64_t tile1, int64_t cluster1,
   return tvm::ffi::Function::FromTyped(multiply);
 }
 
+/// Multiply with a tile. `sharing`: what the blocks of a cluster share if tokens are on the M side: 0: tokens, 1: weights, 2: K.
 bool gemm_sm90_with_tile(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale,
                          Optional<TensorView> b_scale, Optional<TensorView> bias, Optional<TensorView> groups,
                          Optional<TensorView> weight_indices, int64_t grouping, int64_t scale_rows, int64_t tile,
-                         int64_t cluster, bool share_b, int64_t raster, int64_t blocks, bool enable_pdl,
+                         int64_t cluster, int64_t sharing, int64_t raster, int64_t blocks, bool enable_pdl,
                          bool weights_first) {
   if (tile < 0 || tile >= TILE_COUNT) {
     FLASHINFER_THROW(ArgumentError) << OP << ": tile must be in 0 .. " << TILE_COUNT - 1 << ", got " << tile;
@@ -311,7 +314,7 @@ bool gemm_sm90_with_tile(TensorView out, TensorView a, TensorView b, Optional<Te
   return Multiply(call, [&](const GemmProblem&, int sms) {
     GemmConfig c;
     c.swapped = shape.swapped, c.block_m = shape.block_m, c.block_n = shape.block_n;
-    c.cluster = int(cluster), c.share_b = share_b;
+    c.cluster = int(cluster), c.share_b = sharing == 1, c.split_k = sharing == 2;
     c.raster = raster > 0 ? int(raster) : ChooseRaster(c.block_m, c.block_n, sms);
     c.blocks = blocks > 0 ? int(std::min<int64_t>(blocks, sms)) : sms;
     return c;

@@ -85,7 +85,7 @@ REPETITION = re.compile(r"_(b?float16(_t)?|float|b?fp?16|fp8|\d+x\d+)(?=_|$)")
 
 #: Units of forms that test_gemm.py and test_gemm_sm90.py compile, with more checks and larger tiles.
 ELSEWHERE = {("gemm", "gemm"), ("gemm_sm90_bf16", "gemm_sm90_tile")} | {
-    ("gemm_sm90_fp8_block", f"gemm_sm90_{f}") for f in ("tile", "gather", "swapped", "quantizing")
+    ("gemm_sm90_fp8_block", f"gemm_sm90_{f}") for f in ("tile", "gather", "split", "swapped", "quantizing")
 }
 ELSEWHERE |= {(f"gemm_w4_sm90_{kind}", "gemm_w4_sm90_tile") for kind in ("mxfp4", "mxfp4_fp8", "int4")}
 ELSEWHERE |= {("gemm_sm90_fp8", "gemm_sm90_swapped")}  # the swapped form of bf16; the factor is that of its plain form

@@ -19,6 +19,7 @@ UNITS = [("bf16", "tile_128x256"), ("fp8_block", "tile_256x128"), ("fp8_block", 
 UNITS += [("fp8_block", "tile_128x256"), ("fp8_block", "tile_128x192")]  # products in flight during additions
 UNITS += [("fp8_block", "swapped_64x64"), ("bf16", "swapped_8x64")]  # warpgroups that share K
 UNITS += [("fp8_block", "quantizing_8x64")]  # tokens quantised by producer warps
+UNITS += [("fp8_block", "split_128x128"), ("fp8_block", "split_128x192")]  # K split by the blocks of a cluster
 UNITS += [("fp8_block", "gather_128x256")]  # rows copied by producer warps
 W4_UNITS = [("mxfp4", "tile_8x128"), ("mxfp4", "tile_16x128"), ("mxfp4", "tile_256x128")]
 W4_UNITS += [

@@ -42,7 +42,9 @@ EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
   activation.is_quantizer_of_group = true;
   activation.scales = static_cast<float*>(pointer()), activation.scale_stride = next();
   GemmConfig c;
-  c.cluster = int(next()), c.share_b = next() != 0, c.blocks = int(next()), c.swapped = kernel >= 10;
+  c.cluster = int(next());
+  const int64_t sharing = next();
+  c.share_b = sharing == 1, c.split_k = sharing == 2, c.blocks = int(next()), c.swapped = kernel >= 10;
   c.enable_pdl = c.weights_first = c.groups_first = next() != 0;
   emulation::device.clusters = std::max(1, c.blocks / c.cluster);
   constexpr Scaling TENSOR = Scaling::kTensor, BLOCK = Scaling::kBlock;
@@ -58,9 +60,13 @@ EMULATION_EXPORT int gemm_sm90(int64_t kernel, const int64_t* x) {
     case 4:
       return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 192>(g, c, nullptr));
     case 5:
-      return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 256, true>(g, c, nullptr));
+      return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 256, Form::kGather>(g, c, nullptr));
     case 6:
       return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 176>(g, c, nullptr));
+    case 7:
+      return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 128, Form::kSplit>(g, c, nullptr));
+    case 8:
+      return int(GemmSm90<float8_e4m3_t, BLOCK, 128, 192, Form::kSplit>(g, c, nullptr));
     case 10:
       return int(GemmSwappedSm90<bfloat16_t, TENSOR, 16>(g, c, nullptr));
     case 11:

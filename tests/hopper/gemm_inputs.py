@@ -27,7 +27,7 @@ def gemm(
     expected_m: int = 0,
     tile: int = -1,
     cluster: int = 1,
-    share_b: bool = False,
+    share_b: int = 0,
     raster: int = 0,
     blocks: int = 0,
     pdl: bool = False,

@@ -15,7 +15,7 @@ void raster_tiles(int count, int m_tiles, int n_tiles, int raster, int* out) {
   }
 }
 
-/// Chosen tile as (swapped, block_m, block_n, cluster, share_b, raster); `tiles` has three numbers of each.
+/// Chosen tile as (swapped, block_m, block_n, cluster, what it shares, raster); `tiles` has three numbers of each.
 void choose(const int64_t* shape, bool is_block, bool needs_swapped, bool is_gated, const int* tiles, int count,
             int sms, int* out) {
   GemmShape x{shape[0], shape[1], shape[2]};
@@ -24,6 +24,7 @@ void choose(const int64_t* shape, bool is_block, bool needs_swapped, bool is_gat
   TileShape list[32];
   for (int i = 0; i < count; ++i) list[i] = {tiles[3 * i] != 0, tiles[3 * i + 1], tiles[3 * i + 2]};
   const GemmConfig c = ChooseSm90(x, list, count, sms);
-  out[0] = c.swapped, out[1] = c.block_m, out[2] = c.block_n, out[3] = c.cluster, out[4] = c.share_b, out[5] = c.raster;
+  out[0] = c.swapped, out[1] = c.block_m, out[2] = c.block_n, out[3] = c.cluster, out[4] = c.split_k ? 2 : c.share_b,
+  out[5] = c.raster;
 }
 }

@@ -20,6 +20,8 @@ FEWEST_BLOCK = 12  # FEW_BLOCK with tiles of 8 tokens instead of 32
 TURN_BF16_8, TURN_BF16, TURN_FP8, TURN_BLOCK_8, TURN_BLOCK = 20, 21, 22, 23, 24  # tiles of 64 weights
 QUANTIZING_BLOCK = 25  # TURN_BLOCK_8 of bf16 tokens
 TAIL_BLOCK = 6  # tiles of 176 weights: a head of 128, a tail of 48
+SPLIT_BLOCK, SPLIT_ODD_BLOCK = 7, 8  # DENSE_BLOCK and ODD_BLOCK whose K is split
+SPLIT_K = 2  # what blocks of a cluster share, instead of tokens (0) or weights (1)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ class Options:
     result_scales: torch.Tensor | None = None  # scales of activated blocks
     grouping: int = BATCHED
     cluster: int = 1
-    share_b: bool = False
+    share_b: int = 0  # or SPLIT_K
     blocks: int = 2
     weights_first: bool = False
 
@@ -159,6 +161,22 @@ def test_tiles_with_tails(library, n):
     scales = block_scales(a, b)
     out = run(library, TAIL_BLOCK, poisoned(70, n), a, b, scales=scales)
     check(out, dequantized(a, scales[0]), dequantized(b, scales[1]))
+
+
+@pytest.mark.parametrize("split", [2, 4])
+@pytest.mark.parametrize("kernel", [SPLIT_BLOCK, SPLIT_ODD_BLOCK])
+@pytest.mark.parametrize("m, n, k", [(70, 136, 640), (200, 520, 512), (1, 8, 1152)])
+def test_blocks_that_split_k_of_plain_tiles(library, kernel, split, m, n, k):
+    """The last columns of a tile may be those of a block that has none; a warpgroup may have no rows."""
+    a, b = numbers(m, k, dtype=E4M3), numbers(n, k, dtype=E4M3)
+    scales, bias = block_scales(a, b), numbers(n, dtype=BF16)
+    expected = dequantized(a, scales[0]), dequantized(b, scales[1])
+    options = {"scales": scales, "cluster": split, "share_b": SPLIT_K, "blocks": 8}
+    out = [run(library, kernel, poisoned(m, n), a, b, **options, weights_first=x) for x in (False, True)]
+    check(out[0], *expected)
+    assert torch.equal(*out)
+    biased = run(library, kernel, poisoned(m, n, dtype=torch.float16), a, b, **options, bias=bias)
+    assert error(biased, expected[0] @ expected[1].mT + bias.double()) < TOLERANCE
 
 
 @pytest.mark.parametrize("n", [352, 392])

@@ -62,6 +62,18 @@ def test_pairs_of_blocks(kind, tile, share_b, m, n):
     check(kind, m, n, 1024, tile=tile, cluster=2, share_b=share_b)
 
 
+SPLIT_K = 2  # what the blocks of a cluster share, instead of tokens (0) or weights (1)
+SPLITTING = [i for i, t in enumerate(tiles_of("fp8_block")) if t.split_entry]
+
+
+@pytest.mark.parametrize("tile", SPLITTING)
+@pytest.mark.parametrize("split", [2, 4])
+@pytest.mark.parametrize("m, n, k", [(1, 8, 512), (300, 712, 1024), (256, 1536, 7168), (1024, 200, 640)])
+def test_blocks_that_split_k_of_plain_tiles(tile, split, m, n, k):
+    check("fp8_block", m, n, k, tile=tile, cluster=split, share_b=SPLIT_K)
+    check("fp8_block", m, n, k, tile=tile, cluster=split, share_b=SPLIT_K, pdl=True, weights_first=True)
+
+
 SWAPPED = [(kind, tile) for kind, tile in TILES if tiles_of(kind)[tile].swapped]
 
 

@@ -40,7 +40,7 @@ def test_every_tile_once(probe, m_tiles, n_tiles, raster):
 
 
 def choose(probe, kind, m, n, k, batch=1, grouping=BATCHED, needs_swapped=False, is_gated=False):
-    """Return (swapped, block_m, block_n, cluster, share_b, raster) for an H200."""
+    """Return (swapped, block_m, block_n, cluster, what its blocks share, raster) for an H200."""
     tiles = tiles_of(kind)
     numbers = [x for t in tiles for x in (int(t.swapped), t.block_m, t.block_n)]
     shape = (ctypes.c_int64 * 6)(m, n, k, batch, grouping, 2 if kind == "bf16" else 1)
@@ -105,6 +105,17 @@ def test_blocks_that_split_k_of_narrow_tiles(probe, kind, n):
     swapped, block_m, block_n, cluster, *_ = choose(probe, kind, 16, n, 14336)
     most = {(t.block_m, t.block_n): t.most_blocks for t in tiles_of(kind) if t.swapped}
     assert swapped and 1 < cluster <= most[block_m, block_n]
+
+
+@pytest.mark.parametrize(
+    "m, n, k, split", [(256, 1536, 7168, 4), (768, 2112, 7168, 2), (256, 1536, 256, 1), (4096, 7168, 4096, 1)]
+)
+def test_blocks_that_split_k_of_plain_tiles(probe, m, n, k, split):
+    """Few tiles of long sums leave SMs idle; one cluster computes a tile. Of groups, K is not split."""
+    swapped, block_m, block_n, cluster, sharing, _ = choose(probe, "fp8_block", m, n, k)
+    assert swapped or (cluster, sharing) == (split, 2 if split > 1 else 0)
+    assert split == 1 or (not swapped and (block_m, block_n) in {(128, 128), (128, 192)})
+    assert choose(probe, "fp8_block", m, n, k, 3, MASKED)[4] == choose(probe, "bf16", m, n, k)[4] == 0
 
 
 def test_scales_of_single_weight_rows_need_swapped_operands(probe):

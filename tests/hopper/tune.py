@@ -120,7 +120,7 @@ def chosen(case: Case) -> tuple[int, int, bool]:
     rows = case.m * case.groups if flat else case.m
     module = get_gemm_sm90_module(case.kind)
     number = module.gemm_sm90_choose(rows, case.n, case.k, case.groups, case.grouping, False, 132)
-    return number // 32, number // 2 % 16, bool(number % 2)
+    return number // 64, number // 4 % 16, number % 4
 
 
 def seconds(call: Callable[[], Any], budget_s: float = 0.012) -> float:

@@ -48,7 +48,7 @@ inline TileTime TimeOf(const TileShape& tile, bool is_block) {
     if (size >= 128 * 192) return {690, 1900};
     if (size >= 128 * 176) return {635, 1750};
     if (size >= 128 * 128) return tile.block_m > 128 ? TileTime{535, 1500} : TileTime{490, 1500};
-    return {355, 950};
+    return {330, 950};
   }
   if (size >= 128 * 256) return {692, 2000};
   if (size >= 128 * 192) return {535, 1700};
@@ -57,8 +57,9 @@ inline TileTime TimeOf(const TileShape& tile, bool is_block) {
 
 /// Times of a tile of 64 weights whose warpgroups share K, relative to one of 128 weights: a K block has half
 /// of the weights, and as many tokens.
-constexpr double TURN_K_BLOCK = 0.6;  // factor of the time of a K block
-constexpr double TURN_SUM = 250;      // ns: the sum of both warpgroups, once per tile
+constexpr double TURN_K_BLOCK = 0.6;     // factor of the time of a K block
+constexpr double TURN_SUM = 250;         // ns: the sum of both warpgroups, once per tile
+constexpr double PLAIN_EXCHANGE = 2250;  // ns: the sum of the blocks that split K of a tile with tokens on the M side
 
 /// Return the time per 128 bytes of K of a tile with 128 weights on the M side.
 inline double SwappedKBlock(int tokens, bool is_block) {
@@ -136,12 +137,28 @@ inline double Normal(const GemmShape& x, const TileShape& tile, int sms) {
   return Overlap(work, MemoryBytes(x) / DRAM) + START;
 }
 
+/// Return true if the blocks of a cluster can split K of a tile with tokens on the M side (split_plain_sm90.cuh).
+inline bool CanSplitK(const GemmShape& x, const TileShape& tile) {
+  return x.is_block && !x.is_gated && x.grouping == Grouping::kBatched && tile.block_m == 128 &&
+         (tile.block_n == 128 || tile.block_n == 192);
+}
+
 /// Return how many clusters of `split` blocks run at once, one block per SM: the SMs of a cluster belong to one GPC of
 /// about 18, and one GPC may have few.
 inline int ClustersOf(int split, int sms) {
   if (split <= 2) return sms / split;
   const int most = sms / 18 * (18 / split);
   return std::max(1, split == 3 ? most * 9 / 10 : most);  // 40 clusters of three took as long as two turns on 132 SMs
+}
+
+/// Estimate the nanoseconds with tokens on the M side, and `split` blocks that share the K of a tile: one tile per cluster.
+inline double NormalSplit(const GemmShape& x, const TileShape& tile, int split, int sms) {
+  const Groups g = GroupsOf(x);
+  const double tiles = g.count * CeilOf(g.rows, tile.block_m) * CeilOf(double(x.n), tile.block_n);
+  if (tiles > ClustersOf(split, sms)) return 1e30;
+  const TileTime time = TimeOf(tile, x.is_block);
+  const double work = time.k_block * CeilOf(KBlocks(x), split) + time.tile;
+  return Overlap(work, MemoryBytes(x) / DRAM) + PLAIN_EXCHANGE + START;
 }
 
 /// Estimate the nanoseconds with weights on the M side, and `split` blocks that share the K of a tile.
@@ -207,7 +224,7 @@ inline bool QuantizesFaster(const GemmShape& x, const GemmConfig& c) {
 inline void UseTile(const GemmShape& x, const TileShape& tile, int cluster, GemmConfig* c) {
   if (cluster < 1 || cluster > (tile.swapped ? MostBlocks(x, tile) : 1) || !CanServe(x, tile)) return;
   c->swapped = tile.swapped, c->block_m = tile.block_m, c->block_n = tile.block_n, c->cluster = cluster;
-  c->share_b = false;
+  c->share_b = c->split_k = false;
   c->raster = ChooseRaster(c->block_m, c->block_n, c->blocks);
 }
 
@@ -219,6 +236,7 @@ inline GemmConfig ChooseSm90(const GemmShape& x, const TileShape* tiles, int cou
     if (time >= best_time) return;
     best_time = time;
     best.swapped = tile.swapped, best.block_m = tile.block_m, best.block_n = tile.block_n, best.cluster = cluster;
+    best.split_k = !tile.swapped && cluster > 1;
   };
   for (int i = 0; i < count; ++i) {
     const TileShape& tile = tiles[i];
@@ -230,6 +248,10 @@ inline GemmConfig ChooseSm90(const GemmShape& x, const TileShape* tiles, int cou
     }
     // Pairs of blocks that share loads were slower than single blocks by 0 to 4 %, except at 1 % of the shapes.
     consider(tile, 1, model::Normal(x, tile, sms));
+    if (!model::CanSplitK(x, tile)) continue;
+    for (int split = 2; split <= std::min(4.0, model::KBlocks(x)); split *= 2) {
+      consider(tile, split, model::NormalSplit(x, tile, split, sms));
+    }
   }
   best.blocks = sms;
   best.raster = ChooseRaster(best.block_m, best.block_n, sms);

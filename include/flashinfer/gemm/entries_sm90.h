@@ -6,8 +6,15 @@
 namespace flashinfer {
 namespace gemm {
 
-/// Compute d = a b^T with tiles of BLOCK_M tokens by BLOCK_N weights (gemm_sm90.cuh). GATHERS: those of row_indices.
-template <typename T, Scaling SCALING, int BLOCK_M, int BLOCK_N, bool GATHERS = false>
+/// What a kernel with tokens on the M side does besides a product.
+enum class Form {
+  kPlain,
+  kGather,  // tokens are those of row_indices (gather_sm90.cuh)
+  kSplit,   // the blocks of a cluster split K (split_plain_sm90.cuh)
+};
+
+/// Compute d = a b^T with tiles of BLOCK_M tokens by BLOCK_N weights (gemm_sm90.cuh).
+template <typename T, Scaling SCALING, int BLOCK_M, int BLOCK_N, Form FORM = Form::kPlain>
 Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream);
 
 /// Compute d = a b^T with weights on the M side of the tensor cores: tiles of TOKENS by 128 or 64 weights

@@ -4,7 +4,8 @@
 // Warp 0 of the producer loads stages of 128 bytes of K into the ring, warp 1 their block scales; tokens that are gathered
 // are copied by warps 2 and 3 (gather_sm90.cuh). Each consumer warpgroup multiplies and stores its own part of the tile, so
 // that one warpgroup multiplies while the other stores. Two blocks of a cluster may share one operand: each block loads half
-// of the operand and multicasts that half to both blocks. tiles_sm90.cuh defines the order of tiles.
+// of the operand and multicasts that half to both blocks; or the blocks of a cluster split K (split_plain_sm90.cuh).
+// tiles_sm90.cuh defines the order of tiles.
 #pragma once
 #include "../ptx/cluster.cuh"
 #include "../ptx/pdl.cuh"
@@ -16,6 +17,7 @@
 #include "mainloop_sm90.cuh"
 #include "params_sm90.cuh"
 #include "scales_sm90.cuh"
+#include "split_plain_sm90.cuh"
 #include "store_sm90.cuh"
 #include "tile_queue_sm90.cuh"
 
@@ -25,11 +27,11 @@ namespace gemm {
 /// Sizes of one instantiation. The tile is split between the two consumer warpgroups along M. A warpgroup sums WAVES times
 /// 64 rows by GROUP_N columns: further rows, or, for a 128 x 256 tile with block scales, the second half of the columns.
 /// With block scales and 64 rows, the columns are multiplied in PARTS parts, which take turns in two scratch accumulators.
-/// GATHERS: rows of tokens are found by their numbers.
-template <typename T, Scaling SCALING, int BLOCK_M_, int BLOCK_N_, bool GATHERS_>
+template <typename T, Scaling SCALING, int BLOCK_M_, int BLOCK_N_, Form FORM>
 struct GemmTraits {
   static constexpr ptx::WgmmaType TYPE = WgmmaTypeOf<T>::TYPE;
-  static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock, GATHERS = GATHERS_;
+  static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock, GATHERS = FORM == Form::kGather;
+  static constexpr bool SPLITS = FORM == Form::kSplit;
   static constexpr int FOLLOWERS = (IS_BLOCK ? 1 : 0) + (GATHERS ? GATHER_WARPS : 0);  // producer warps after warp 0
   static constexpr int BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_;
   static constexpr bool IN_HALVES = IS_BLOCK && BLOCK_M == 128 && BLOCK_N == 256;
@@ -52,6 +54,7 @@ struct GemmTraits {
   static_assert(!Columns::HAS_TAIL || (PARTS > 0 && !GATHERS), "tiles that have a tail");
   static_assert(!IS_BLOCK || GROUP_N <= SCALE_BLOCK || WAVES == 1, "two waves share the scale of the weights");
   static_assert(!GATHERS || PARTS > 0, "tiles that gather");
+  static_assert(!SPLITS || (PARTS == 2 && !Columns::HAS_TAIL), "tiles of CanSplitK (choose_sm90.h)");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -74,19 +77,21 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<
   const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0;
   const bool is_leader = threadIdx.x % 32 == 0;
   hopper::RingPosition<Traits::STAGES> at;
-  ProducerTiles<Traits::BLOCK_M, Traits::STAGES, Traits::FOLLOWERS> tiles(p.tiles, p.cluster, rank, slots);
+  const int first = FirstBlock<Traits::SPLITS>(p), k_blocks = BlockCount<Traits::SPLITS>(p);
+  ProducerTiles<Traits::BLOCK_M, Traits::STAGES, Traits::FOLLOWERS> tiles(p.tiles, ClusterBlocks<Traits::SPLITS>(p),
+                                                                          rank, slots);
   Tile tile;
   bool has_tile = tiles.Next(tile);
   int early = 0;  // stages of the first tile whose weights are under way
   if constexpr (Traits::PARTS > 0 && !Traits::GATHERS) {
     if (p.weights_first) {
-      early = min(Traits::STAGES, p.k_blocks);
+      early = min(Traits::STAGES, k_blocks);
       if (has_tile && is_leader) {
         for (hopper::RingPosition<Traits::STAGES> to; to.stage < early; ++to.stage) {
-          tiles.BeginStage(ring, to, tile, to.stage, p.k_blocks);
+          tiles.BeginStage(ring, to, tile, to.stage, k_blocks);
           const uint32_t full = ring.BeginFill(to, Traits::STAGE_BYTES);
           const uint32_t b = stages + to.stage * Traits::STAGE_BYTES + Traits::A_BYTES;
-          LoadWeights<Traits>(p, b, full, to.stage * Traits::BLOCK_K, tile);
+          LoadWeights<Traits>(p, b, full, (first + to.stage) * Traits::BLOCK_K, tile);
         }
       }
       __syncwarp();
@@ -94,14 +99,14 @@ __device__ __forceinline__ void Produce(const GemmParams& p, const hopper::Ring<
     }
   }
   for (; has_tile; has_tile = tiles.Next(tile)) {
-    for (int kb = 0; kb < p.k_blocks; ++kb, at.Advance()) {
+    for (int kb = 0; kb < k_blocks; ++kb, at.Advance()) {
       if (!is_leader) continue;
       const bool is_early = Traits::PARTS > 0 && early > 0;
       early = max(0, early - 1);
-      if (!is_early) tiles.BeginStage(ring, at, tile, kb, p.k_blocks);
+      if (!is_early) tiles.BeginStage(ring, at, tile, kb, p.k_blocks);  // counted tiles are not split
       const uint32_t full = is_early ? ring.Full(at.stage) : ring.BeginFill(at, Traits::LOADED_BYTES);
       const uint32_t a = stages + at.stage * Traits::STAGE_BYTES, b = a + Traits::A_BYTES;
-      const int k = kb * Traits::BLOCK_K, n = Columns::Head(tile.n_tile);
+      const int k = (first + kb) * Traits::BLOCK_K, n = Columns::Head(tile.n_tile);
       if constexpr (Traits::GATHERS) {
         // ProduceRows copies the tokens
       } else if (p.share_tokens) {
@@ -138,13 +143,14 @@ template <typename Traits>
 __device__ __forceinline__ void ProduceScales(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
                                               uint32_t scales, TileSlots* slots) {
   if (Traits::PARTS > 0 && p.weights_first) ptx::GridDependencyWait();
+  const int first = FirstBlock<Traits::SPLITS>(p), end = first + BlockCount<Traits::SPLITS>(p);
   hopper::RingPosition<Traits::STAGES> at;
   FollowerTiles<Traits::FOLLOWERS> tiles(slots);
   Tile tile;
   while (tiles.Next(tile)) {
     const ScaleCopies<Traits::BLOCK_M, Traits::BLOCK_N, false> copies(p, tile);
     const auto run = [&](const auto& copy) {
-      for (int kb = 0; kb < p.k_blocks; ++kb, at.Advance()) {
+      for (int kb = first; kb < end; ++kb, at.Advance()) {
         ring.WaitEmpty(at);
         copy(scales + at.stage * Traits::SCALE_BYTES, kb);
         ptx::MbarrierArriveCopies(ring.Full(at.stage));
@@ -196,7 +202,8 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
   while (NextTile(stages - BARRIER_BYTES + TileSlots::OFFSET, ring, at, tile)) {
     int row = tile.row + group_row, column = Columns::Head(tile.n_tile);
     if (row >= tile.end_row) {
-      SkipStages(ring, at, p.k_blocks, p.cluster);
+      SkipStages(ring, at, BlockCount<Traits::SPLITS>(p), p.cluster);
+      if (Traits::SPLITS) SkipSplitSums();
       continue;
     }
     float acc[Traits::WAVES][Traits::GROUP_N / 2];
@@ -210,9 +217,17 @@ __device__ __forceinline__ void Consume(const GemmParams& p, const hopper::Ring<
           stages + group_row * SLAB_K_BYTES + hopper::Swizzle128(matrix_row * SLAB_K_BYTES + lane / 16 * 16);
       KeepTile(staging, tile, [&] {
         SumScaledParts<Traits::TYPE, Traits::PARTS, Traits::BLOCK_N / Traits::PARTS, Traits::GATHERS>(
-            acc, ring, at, from, rows, p.k_blocks, p.cluster, scales);
+            acc, ring, at, from, rows, BlockCount<Traits::SPLITS>(p), p.cluster, scales);
       });
       row = tile.row + group_row, column = Columns::Head(tile.n_tile);
+      if constexpr (Traits::SPLITS) {
+        if (p.split == 2) {
+          StoreSplitSums<2, Traits::GROUP_N>(p, acc[0], stages, staging, column, tile, row);
+          continue;
+        }
+        StoreSplitSums<PLAIN_MAX_SPLIT, Traits::GROUP_N>(p, acc[0], stages, staging, column, tile, row);
+        continue;
+      }
     } else if constexpr (Traits::IS_BLOCK) {
       RowScales<Traits::WAVES, Traits::GROUP_N, Traits::Scales::FLOATS> scales(stage_scales + lane_row,
                                                                                stage_scales + Traits::BLOCK_M, column);
@@ -294,23 +309,27 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
     } else if (Traits::GATHERS && threadIdx.x >= WARPGROUP - 32 * GATHER_WARPS) {
       if constexpr (Traits::GATHERS) ProduceRows<Traits>(p, ring, stages, slots);
     }
+    if (Traits::SPLITS) MeetCluster();
   } else {
     ptx::TakeRegisters<CONSUMER_REGISTERS>();
     Consume<Traits>(p, ring, stages, reinterpret_cast<const float*>(shared + (scales - address)), role - 1);
   }
-  if (p.cluster > 1) ptx::ClusterSync();  // the other block may still signal barriers of this one
+  // Other blocks may still signal barriers of this one, or read its sums.
+  if (ClusterBlocks<Traits::SPLITS>(p) > 1) ptx::ClusterSync();
 #endif
 }
 
 /// Compute d = a b^T with tiles of BLOCK_M tokens by BLOCK_N weights.
-template <typename T, Scaling SCALING, int BLOCK_M, int BLOCK_N, bool GATHERS>
+template <typename T, Scaling SCALING, int BLOCK_M, int BLOCK_N, Form FORM>
 Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
-  using Traits = GemmTraits<T, SCALING, BLOCK_M, BLOCK_N, GATHERS>;
+  using Traits = GemmTraits<T, SCALING, BLOCK_M, BLOCK_N, FORM>;
   if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
   if (problem.grouping == Grouping::kContiguous && CONTIGUOUS_ALIGNMENT % BLOCK_M != 0) return cudaErrorInvalidValue;
-  if (problem.grouping != Grouping::kBatched && config.share_b) return cudaErrorInvalidValue;
-  if ((problem.row_indices != nullptr) != GATHERS) return cudaErrorInvalidValue;
-  if (GATHERS && (problem.grouping != Grouping::kPacked || config.cluster != 1)) return cudaErrorInvalidValue;
+  if (problem.grouping != Grouping::kBatched && (config.share_b || config.split_k)) return cudaErrorInvalidValue;
+  if (config.split_k != Traits::SPLITS) return cudaErrorInvalidValue;
+  if (Traits::SPLITS && config.cluster != 2 && config.cluster != PLAIN_MAX_SPLIT) return cudaErrorInvalidValue;
+  if ((problem.row_indices != nullptr) != Traits::GATHERS) return cudaErrorInvalidValue;
+  if (Traits::GATHERS && (problem.grouping != Grouping::kPacked || config.cluster != 1)) return cudaErrorInvalidValue;
   if (problem.activation.is_active && (!Traits::CAN_GATE || config.share_b)) return cudaErrorInvalidValue;
   if (problem.activation.is_active && Traits::IS_BLOCK &&
       (problem.n % (2 * SCALE_BLOCK) != 0 || problem.activation.scales == nullptr)) {
@@ -319,14 +338,15 @@ Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream str
   GemmParams p{};
   cudaError_t status = FillParams<T>(&p, problem, config, BLOCK_M, BLOCK_N, Traits::Columns::TAIL);
   if (status != cudaSuccess) return status;
-  p.weights_first = Traits::PARTS > 0 && config.enable_pdl && config.weights_first && config.cluster == 1 &&
+  if (p.k_blocks < p.split) return cudaErrorInvalidValue;  // each block has K
+  p.weights_first = Traits::PARTS > 0 && config.enable_pdl && config.weights_first && p.cluster == 1 &&
                     problem.grouping == Grouping::kBatched && !problem.activation.is_active;
   static std::atomic<uint64_t> allowed{0};
   auto* kernel = GemmSm90Kernel<Traits>;
   status = AllowShared(kernel, Traits::SHARED_BYTES, &allowed);
   if (status != cudaSuccess) return status;
   int clusters = std::max(1, config.blocks / config.cluster);
-  if (!p.tiles.IsCounted()) clusters = std::min(clusters, p.tiles.Total());
+  if (!p.tiles.IsCounted()) clusters = p.split > 1 ? p.tiles.Total() : std::min(clusters, p.tiles.Total());
   const LaunchConfig launch(dim3(clusters * config.cluster), dim3(GEMM_THREADS), Traits::SHARED_BYTES,
                             config.enable_pdl, stream, config.cluster);
   return launch.Launch(kernel, p);

@@ -59,13 +59,14 @@ struct GemmParams {
   const bfloat16_t* bias;
   const float* weight_factors;
   GatedActivation activation;
-  int n, k_blocks;  // n: columns of d
-  int cluster;
+  int n, k_blocks;                   // n: columns of d
+  int cluster;                       // blocks that share an operand, or split K of a swapped tile
   bool share_tokens, share_weights;  // each block of a cluster loads half of the operand and multicasts that half
   Element out;
   bool weights_first;        // weights do not depend on the kernel before this one, which waited for those before it
   bool read_weights_once;    // weights are loaded with the L2 policy evict-first
   GatheredRows gathered;     // instead of `tokens`
+  int split;                 // blocks that split K of a tile with tokens on the M side
   CUtensorMap weight_tails;  // tails of tiles (columns_sm90.h)
 };
 
@@ -90,8 +91,9 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   constexpr int BYTES = WgmmaTypeOf<T>::BYTES, BLOCK_K = SLAB_K_BYTES / BYTES;
   const bool one_token_batch = x.grouping == Grouping::kContiguous || x.grouping == Grouping::kPacked;
   const int64_t token_batch = one_token_batch ? 1 : x.batch;
-  p->share_tokens = !c.swapped && c.cluster == 2 && !c.share_b;
-  p->share_weights = !c.swapped && c.cluster == 2 && c.share_b;
+  const bool is_pair = !c.swapped && !c.split_k && c.cluster == 2;
+  p->share_tokens = is_pair && !c.share_b;
+  p->share_weights = is_pair && c.share_b;
   const bool is_gated = x.activation.is_active;  // a tile then has two boxes of weights
   const int a_box = p->share_tokens ? token_rows / 2 : token_rows, b_parts = p->share_weights || is_gated ? 2 : 1;
   cudaError_t status = cudaSuccess;
@@ -134,7 +136,8 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   p->bias = x.bias, p->weight_factors = x.weight_factors;
   p->activation = x.activation;
   p->n = int(is_gated ? x.n / 2 : x.n), p->k_blocks = int(CeilDiv(x.k, BLOCK_K));
-  p->cluster = c.cluster, p->out = x.out;
+  p->cluster = c.split_k ? 1 : c.cluster, p->split = c.split_k ? c.cluster : 1;
+  p->out = x.out;
   return cudaSuccess;
 }
 
