@@ -78,6 +78,7 @@ FAMILIES: dict[str, list[Pick]] = {
         Pick("hopper/test_gemm.py", "test_tiles_and_tails", 20, "fp8_block- 300-712"),
         Pick("hopper/test_gemm.py", "test_pairs_of_blocks", 2, "fp8_block- 300-712"),
         Pick("hopper/test_gemm.py", "test_blocks_that_split_k", 2, "fp8_block-", skips="racecheck"),
+        Pick("hopper/test_gemm.py", "test_blocks_that_split_k_of_plain_tiles", 4, "300-712"),
         Pick("hopper/test_gemm.py", "test_scales_of_single_weight_rows"),
         Pick("hopper/test_gemm.py", "test_products_that_quantise", 4, "136-384"),
         Pick("hopper/test_quantize_1x128.py", "test_quantize"),
