@@ -23,9 +23,10 @@ NAMES += ("product", "format", "activation", "first_expert", "adds_bias2", "is_s
 
 
 def layer(format: str, device: str = "cpu") -> dict:
-    """Return the arguments of a layer: bf16, fp8 with a scale per tensor (fp8) or per block (fp8_block), mxfp4."""
+    """Return the arguments of a layer: bf16, fp16, fp8 with a scale per tensor (fp8) or per block (fp8_block), mxfp4."""
+    dtype = FP16 if format == "fp16" else BF16
     weights = (torch.randn(EXPERTS, 2 * INNER, HIDDEN) / 16, torch.randn(EXPERTS, HIDDEN, INNER) / 16)
-    fc1, fc2 = (w.to(BF16 if format == "bf16" else E4M3).to(device) for w in weights)
+    fc1, fc2 = (w.to(dtype if format in ("bf16", "fp16") else E4M3).to(device) for w in weights)
     if format == "mxfp4":
         fc1, fc2 = (
             torch.randint(0, 256, (*w.shape[:2], w.shape[2] // 2), dtype=torch.uint8, device=device) for w in weights
@@ -34,16 +35,17 @@ def layer(format: str, device: str = "cpu") -> dict:
     scales = {
         "mxfp4": exponents,
         "bf16": [],
+        "fp16": [],
         "fp8": [torch.ones(EXPERTS), torch.ones(()), torch.ones(EXPERTS), torch.ones(())],
         "fp8_block": [torch.ones(EXPERTS, 2, 2), torch.ones(EXPERTS, 2, 1)],
     }[format]
     return {
-        "input": torch.randn(TOKENS, HIDDEN).to(E4M3 if format == "fp8" else BF16).to(device),
+        "input": torch.randn(TOKENS, HIDDEN).to(E4M3 if format == "fp8" else dtype).to(device),
         "token_selected_experts": torch.tensor([[0, 1], [1, 0], [1, 1], [0, 2]], dtype=torch.int32, device=device),
         "token_final_scales": torch.rand(TOKENS, 2).to(device),
         "fc1_expert_weights": fc1,
         "fc2_expert_weights": fc2,
-        "output_dtype": BF16,
+        "output_dtype": dtype,
         "quant_scales": [scale.to(device) for scale in scales],
         "use_deepseek_fp8_block_scale": format == "fp8_block",
         "use_w4_group_scaling": format == "mxfp4",
@@ -59,20 +61,20 @@ def native(monkeypatch):
     monkeypatch.setitem(
         cutlass_op.native_fused_moe, True, lambda *args: calls.append(dict(zip(NAMES, args, strict=True)))
     )
-    for kind in ("bf16", "fp8", "fp8_block"):
+    for kind in ("bf16", "fp16", "fp8", "fp8_block"):
         monkeypatch.setitem(cutlass_op.sm90_product, kind, f"product of {kind}")
     monkeypatch.setitem(cutlass_op.w4_product, "mxfp4", "product of mxfp4")
     return calls
 
 
-@pytest.mark.parametrize("number, format", enumerate(["bf16", "fp8", "fp8_block", "mxfp4"]))
+@pytest.mark.parametrize("number, format", [(0, "bf16"), (0, "fp16"), (1, "fp8"), (2, "fp8_block"), (3, "mxfp4")])
 @pytest.mark.parametrize("is_given", [False, True])
 def test_ordinary_calls_go_straight(native, number, format, is_given):
     call = layer(format)
-    given = torch.empty(TOKENS, HIDDEN, dtype=BF16) if is_given else None
+    given = torch.empty(TOKENS, HIDDEN, dtype=call["output_dtype"]) if is_given else None
     result, *others = cutlass_fused_moe(**call, output=given, ep_size=2, ep_rank=1, tp_size=2, tp_rank=1)
     assert result is given or not is_given
-    assert result.shape == (TOKENS, HIDDEN) and result.dtype is BF16 and result.is_contiguous()
+    assert result.shape == (TOKENS, HIDDEN) and result.dtype is call["output_dtype"] and result.is_contiguous()
     assert [tuple(x.shape) for x in others] == [(1,), (EXPERTS, TOKENS), (EXPERTS,)]
     (passed,) = native
     assert passed["output"] is result and passed["input"] is call["input"]
@@ -80,9 +82,7 @@ def test_ordinary_calls_go_straight(native, number, format, is_given):
     assert passed["product"] == f"product of {format}" and passed["format"] == number
     assert passed["first_expert"] == EXPERTS and passed["adds_bias2"] is False and passed["is_sm90"] is True
     assert passed["activation"] == int(ActivationType.Swiglu)
-    scales = {"bf16": (), "fp8": ("factor1", "quant2", "factor2"), "fp8_block": ("scale1", "scale2")}.get(
-        format, ("scale1", "scale2")
-    )
+    scales = {"bf16": (), "fp16": (), "fp8": ("factor1", "quant2", "factor2")}.get(format, ("scale1", "scale2"))
     assert all(passed[name] is scale for name, scale in zip(scales, call["quant_scales"], strict=False))
     optional = {"scale1", "scale2", "factor1", "factor2", "quant1", "quant2"}
     assert all(passed[name] is None for name in optional - set(scales))
@@ -100,7 +100,6 @@ def test_constants_of_swiglu_select_another_activation(native):
     [
         {"activation_type": int(ActivationType.Swiglu)},
         {"profile_ids": [0, 1]},
-        {"output_dtype": FP16, "input": torch.zeros(TOKENS, HIDDEN, dtype=FP16)},
         {"input": torch.zeros(HIDDEN, TOKENS, dtype=BF16).T},
     ],
 )
@@ -135,7 +134,7 @@ def test_what_the_checks_refuse_is_refused(native, change):
 
 
 @needs_hopper
-@pytest.mark.parametrize("format", ["bf16", "fp8", "fp8_block", "mxfp4"])
+@pytest.mark.parametrize("format", ["bf16", "fp16", "fp8", "fp8_block", "mxfp4"])
 def test_same_bits_as_checked_calls(monkeypatch, format):
     call = layer(format, "cuda")
     result = cutlass_fused_moe(**call)[0]

@@ -22,7 +22,8 @@ from .references import BF16, E4M3, E5M2, FP16, FP32, SUM_OF_13_BITS, block_scal
         (E4M3, (1, 1, 128), "fp8_block"),
         (E4M3, (128, 128, 128), None),
         (BF16, (1, 128, 128), None),
-        (FP16, None, None),
+        (FP16, None, "fp16"),
+        (FP16, (1, 128, 128), None),
         (E5M2, None, None),
     ],
 )
