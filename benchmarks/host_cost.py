@@ -5,9 +5,10 @@
 
 ``us`` is the minimum over blocks of 10 calls, ``median`` their median; the GPU is synchronised between blocks, so that
 the queue of launches never fills up. Shapes are small: the GPU must not hold the host up. Lines that begin with
-``torch`` are bare calls of torch for comparison; ``auto`` is that backend with nothing tuned, ``tuned`` the same after
-tuning; ``empty launch`` is ``torch.Tensor.zero_`` of one element. Pin the process to one core: cores of one machine
-differ by a factor of two or more. On the CPU kernels are part of the time.
+``torch`` are bare calls of torch for comparison; ``own`` has as many weights as our kernel needs to be chosen
+(gemm/routes.py); ``auto`` is that backend with nothing tuned, ``tuned`` the same after tuning; ``empty launch`` is
+``torch.Tensor.zero_`` of one element. Pin the process to one core: cores of one machine differ by a factor of two or
+more. On the CPU kernels are part of the time.
 """
 
 from __future__ import annotations
@@ -35,25 +36,28 @@ def dense(device: str) -> dict[str, Call]:
     b, out = w.t(), torch.empty(64, 512, device=device, dtype=BF16)
     a8, few8, w8 = many.to(E4M3)[None], few.to(E4M3)[None], w.to(E4M3)[None].mT
     one, scale = torch.ones((), device=device), torch.ones(4, 4, device=device)
-    few3, many3, b3, few_out, rows8, a8_2d, w8_2d = few[None], many[None], b[None], out[:4], w8[0].T, a8[0], w8[0]
-    few3_out, row_scale = few_out[None], torch.ones(64, 4, device=device)
+    many3, b3, few_out, rows8, a8_2d, w8_2d = many[None], b[None], out[:4], w8[0].T, a8[0], w8[0]
+    row_scale = torch.ones(64, 4, device=device)
+    large = w.repeat(40, 1)
+    large_b, large_out = large.t(), torch.empty(4, 20480, device=device, dtype=BF16)
+    few3, large_b3, large8, large3_out = few[None], large_b[None], large.to(E4M3)[None].mT, large_out[None]
     calls: dict[str, Call] = {
         "torch.mm": lambda: torch.mm(many, b),
         "torch.mm out=": lambda: torch.mm(many, b, out=out),
         "mm_bf16 through torch": lambda: flashinfer.mm_bf16(many, b),
         "mm_bf16 through torch out=": lambda: flashinfer.mm_bf16(many, b, out=out),
-        "mm_bf16 own": lambda: flashinfer.mm_bf16(few, b),
-        "mm_bf16 own out=": lambda: flashinfer.mm_bf16(few, b, out=few_out),
-        "mm_bf16 auto": lambda: flashinfer.mm_bf16(few, b, backend="auto"),
-        "mm_bf16 auto out=": lambda: flashinfer.mm_bf16(few, b, out=few_out, backend="auto"),
+        "mm_bf16 own": lambda: flashinfer.mm_bf16(few, large_b),
+        "mm_bf16 own out=": lambda: flashinfer.mm_bf16(few, large_b, out=large_out),
+        "mm_bf16 auto": lambda: flashinfer.mm_bf16(few, large_b, backend="auto"),
+        "mm_bf16 auto out=": lambda: flashinfer.mm_bf16(few, large_b, out=large_out, backend="auto"),
         "mm_bf16 auto through torch": lambda: flashinfer.mm_bf16(many, b, backend="auto"),
         "torch.bmm": lambda: torch.bmm(many3, b3),
         "bmm_bf16 through torch": lambda: flashinfer.bmm_bf16(many3, b3),
-        "bmm_bf16 own": lambda: flashinfer.bmm_bf16(few3, b3),
-        "bmm_bf16 auto": lambda: flashinfer.bmm_bf16(few3, b3, backend="auto"),
-        "bmm_fp8 own": lambda: flashinfer.bmm_fp8(few8, w8, one, one, BF16),
-        "bmm_fp8 own out=": lambda: flashinfer.bmm_fp8(few8, w8, one, one, BF16, few3_out),
-        "bmm_fp8 auto": lambda: flashinfer.bmm_fp8(few8, w8, one, one, BF16, backend="auto"),
+        "bmm_bf16 own": lambda: flashinfer.bmm_bf16(few3, large_b3),
+        "bmm_bf16 auto": lambda: flashinfer.bmm_bf16(few3, large_b3, backend="auto"),
+        "bmm_fp8 own": lambda: flashinfer.bmm_fp8(few8, large8, one, one, BF16),
+        "bmm_fp8 own out=": lambda: flashinfer.bmm_fp8(few8, large8, one, one, BF16, large3_out),
+        "bmm_fp8 auto": lambda: flashinfer.bmm_fp8(few8, large8, one, one, BF16, backend="auto"),
         "tinygemm_bf16": lambda: gemm.tinygemm_bf16(few, w, few_out),
         "fp8_blockscale_gemm_sm90": lambda: gemm.fp8_blockscale_gemm_sm90(many, rows8, None, scale),
         "fp8_blockscale_gemm_sm90 out=": lambda: gemm.fp8_blockscale_gemm_sm90(many, rows8, None, scale, out),

@@ -56,9 +56,16 @@ def mm_bf16_op(
     bias: Optional[torch.Tensor],
     pdl: bool,
     with_torch: Optional[bool],
+    is_tiny: bool,
 ) -> None:
-    """Multiply with torch, with our kernel, or (``with_torch`` is None) by the rule."""
-    if a.is_cuda and (prefers_torch_bf16(a, b) if with_torch is None else with_torch):
+    """Multiply with torch, with our kernel, or (``with_torch`` is None) by the rule.
+
+    ``is_tiny`` asks for our kernel wherever it takes few rows, however few the weights.
+    """
+    if a.is_cuda and with_torch is None:
+        is_plain = bias is None and out.dtype is a.dtype and not is_tiny
+        with_torch = prefers_torch_bf16(a, b, is_plain=is_plain)
+    if a.is_cuda and with_torch:
         torch_bf16(out, a, b, bias)
     else:
         product(out, a, b.mT, bias=bias, enable_pdl=pdl or None)
@@ -66,7 +73,7 @@ def mm_bf16_op(
 
 @register_custom_op("flashinfer::bmm_bf16", mutates_args=("out",))
 def _bmm_bf16(out: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> None:
-    if A.is_cuda and prefers_torch_bf16(A, B):
+    if A.is_cuda and prefers_torch_bf16(A, B, is_plain=out.dtype is A.dtype):
         torch_bf16(out, A, B)
     else:
         product(out, A, B.mT)
@@ -127,7 +134,7 @@ def mm_bf16(
 
         tuned_mm_bf16(out, a, b, bias, pdl)
     else:
-        mm_bf16_op(out, a, b, bias, pdl, _WITH_TORCH.get(backend))
+        mm_bf16_op(out, a, b, bias, pdl, _WITH_TORCH.get(backend), False)
     return out
 
 

@@ -97,4 +97,4 @@ def tinygemm_bf16(
     >>> x, w, out = torch.randn(2, 64).bfloat16(), torch.randn(32, 64).bfloat16(), torch.empty(2, 32).bfloat16()
     >>> flashinfer.gemm.tinygemm_bf16(x, w, out, bias=torch.randn(32).bfloat16())
     """
-    mm_bf16_op(out, input, weight.mT, bias, use_pdl, None)
+    mm_bf16_op(out, input, weight.mT, bias, use_pdl, None, True)

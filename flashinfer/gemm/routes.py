@@ -1,10 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choice between torch (cuBLASLt) and our kernels for dense products on CUDA. On the CPU our kernels always run.
 
+Our Hopper kernels swap the operands and stream the weights. For few rows they are faster once there are enough weights
+to stream (:func:`are_streamed_faster`). bf16 products of few rows with a bias, or to another dtype, are ours for any
+weights: torch takes several kernels for a bias and for fp16. Batched fp8 is always ours: torch has none.
+
 The thresholds were measured on an H200 with operands read from DRAM, in microseconds (ours / cuBLASLt):
 
 | rows x weights x k | bf16 | e4m3, one scale per tensor |
 |---|---|---|
+| 1 x 256 x 7168 | 10.8 / 9.8 | |
+| 1 x 4096 x 2048 | 12.0 / 11.1 | 10.3 / 9.3 |
+| 1 x 3072 x 3072 | 13.2 / 14.1 | 10.3 / 9.1 |
+| 1 x 1536 x 7168 | 13.8 / 14.8 | 11.8 / 11.7 |
+| 1 x 512 x 128, 128 entries | 12.1 / 11.0 | |
+| 1 x 1024 x 1024, 16 entries | 16.0 / 16.5 | |
 | 1 x 7168 x 4096 | 22.0 / 26.4 | 14.2 / 15.9 |
 | 16 x 4096 x 14336 | 38.2 / 41.7 | 23.7 / 26.7 |
 | 64 x 6144 x 4096 | 24.6 / 22.8 | 15.2 / 15.0 |
@@ -27,33 +37,41 @@ __all__ = [
     "FEW_ROWS",
     "LARGE_BF16",
     "LARGE_FP8",
-    "are_few_rows",
+    "SMALL_BF16",
+    "SMALL_FP8",
+    "are_streamed_faster",
     "has_scaled_mm",
     "prefers_torch_bf16",
     "prefers_torch_fp8",
 ]
 
-#: Rows of tokens up to which our Hopper kernels are faster whatever the weights.
+#: Rows of tokens up to which our Hopper kernels are faster than cuBLASLt from ``SMALL_*`` weights on.
 FEW_ROWS = 32
-#: Weights from which our Hopper kernels, which swap the operands, are faster than cuBLASLt for 33 to 64 rows.
+#: Weights of all batch entries from which they are faster for up to FEW_ROWS rows.
+SMALL_BF16, SMALL_FP8 = 9 << 20, 10 << 20
+#: Weights of each batch entry from which they are faster for 33 to 64 rows.
 LARGE_BF16, LARGE_FP8 = 50_000_000, 28_000_000
-#: Batch entries up to which cuBLASLt is faster for per-tensor fp8; torch has no batched fp8 product.
-MOST_BATCHES_OF_TORCH = 1
 
 
-def are_few_rows(m: int, n: int, k: int, large: int) -> bool:
-    """Return True if ``m`` rows of tokens are so few that our Hopper kernels read ``n x k`` weights faster."""
-    return m <= FEW_ROWS or (m <= 64 and k >= 4096 and n * k >= large)
+def are_streamed_faster(m: int, n: int, k: int, batch: int, small: int, large: int) -> bool:
+    """Return True if our Hopper kernels multiply ``m`` rows with ``n x k`` weights in each batch entry faster.
+
+    Shortcuts compare few rows without this call; tests/gemm/test_shortcuts.py compares them with it.
+    """
+    if m <= FEW_ROWS:
+        return batch * n * k >= small
+    return m <= 64 and k >= 4096 and n * k >= large
 
 
-def _hopper_streams(a: torch.Tensor, b: torch.Tensor, step: int, large: int) -> bool:
+def _hopper_streams(a: torch.Tensor, b: torch.Tensor, step: int, small: int, large: int) -> bool:
     """Return True if few rows meet weights that our Hopper kernel reads: K-major, rows of ``step`` elements.
 
     ``step`` elements are 16 bytes. Other layouts would run on the general kernel, which is slower than cuBLASLt.
     """
     shape = b.shape
+    batch = shape[0] if len(shape) == 3 else 1
     return (
-        are_few_rows(a.shape[-2], shape[-1], shape[-2], large)
+        are_streamed_faster(a.shape[-2], shape[-1], shape[-2], batch, small, large)
         and b.stride(-2) == 1
         and shape[-2] % step == 0
         and shape[-1] % 8 == 0
@@ -61,9 +79,13 @@ def _hopper_streams(a: torch.Tensor, b: torch.Tensor, step: int, large: int) -> 
     )
 
 
-def prefers_torch_bf16(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if torch multiplies bf16 ``a (.., m, k)`` and ``b (.., k, n)`` faster. ``a`` is on a CUDA device."""
-    return not _hopper_streams(a, b, 8, LARGE_BF16)
+def prefers_torch_bf16(a: torch.Tensor, b: torch.Tensor, *, is_plain: bool) -> bool:
+    """Return True if torch multiplies bf16 ``a (.., m, k)`` and ``b (.., k, n)`` faster. ``a`` is on a CUDA device.
+
+    ``is_plain`` is False where few rows are ours for any weights: with a bias, a result that is not bf16, or a caller
+    that asks for our kernel.
+    """
+    return not _hopper_streams(a, b, 8, SMALL_BF16 if is_plain else 0, LARGE_BF16)
 
 
 def has_scaled_mm(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -74,7 +96,7 @@ def has_scaled_mm(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
     """
     batch, k, n = b.shape
     return (
-        batch <= MOST_BATCHES_OF_TORCH
+        batch == 1
         and k % 16 == 0
         and n % 16 == 0
         and k > 0
@@ -92,7 +114,5 @@ def prefers_torch_fp8(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bo
 
     Our Hopper kernels have e4m3 on both sides; other pairs would run on the general kernel.
     """
-    if b.shape[0] > MOST_BATCHES_OF_TORCH:
-        return False
-    is_ours = a.dtype is b.dtype is torch.float8_e4m3fn and _hopper_streams(a, b, 16, LARGE_FP8)
+    is_ours = a.dtype is b.dtype is torch.float8_e4m3fn and _hopper_streams(a, b, 16, SMALL_FP8, LARGE_FP8)
     return not is_ours and has_scaled_mm(out, a, b)

@@ -3,7 +3,8 @@
 
 Native code takes the tensors as callers pass them: a view such as ``b.mT`` takes 1 us. It compares shapes, dtypes and
 devices; each shortcut tests what native code or torch would take and the public function refuses. Which product runs is
-the rule of ``routes.py``, or with ``backend="auto"`` what the tuner has chosen (``auto_shortcuts.py``).
+the rule of ``routes.py``, whose line for few rows is here too, because a call takes 0.1 us; or with ``backend="auto"``
+what the tuner has chosen (``auto_shortcuts.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .._runtime.requirements import SuitableBackends
 from .._runtime.shortcut import capability_of
 from .auto_shortcuts import auto_bmm_fp8, auto_mm_bf16
 from .native import CONTIGUOUS, MASKED, PACKED
-from .routes import FEW_ROWS, LARGE_BF16, LARGE_FP8, are_few_rows
+from .routes import FEW_ROWS, LARGE_BF16, LARGE_FP8, SMALL_BF16, SMALL_FP8, are_streamed_faster
 from .sm90 import Sm90Functions, dense_product
 from .torch_shortcuts import torch_mm, torch_scaled_mm
 
@@ -60,12 +61,11 @@ def mm_bf16(
     index = a.get_device()
     capability = capability_of[index]
     (m, k), n = a.shape, b.shape[1]
-    if (
-        capability == 90
-        and (m <= FEW_ROWS or are_few_rows(m, n, k, LARGE_BF16))
-        and b.stride()[0] == 1
-        and backend != "cublaslt"
-    ):
+    if m <= FEW_ROWS:
+        is_own = n * k >= SMALL_BF16 or bias is not None or out_dtype is not _BF16
+    else:
+        is_own = are_streamed_faster(m, n, k, 1, SMALL_BF16, LARGE_BF16)
+    if is_own and capability == 90 and b.stride()[0] == 1 and backend != "cublaslt":
         if out is None:
             out = allocate((m, n), (n or 1, 1), out_dtype, index)
         elif out.dtype is not out_dtype:
@@ -92,8 +92,11 @@ def bmm_bf16(
     index = A.get_device()
     capability = capability_of[index]
     (batch, m, k), n = A.shape, B.shape[2]
-    is_few = m <= FEW_ROWS or are_few_rows(m, n, k, LARGE_BF16)
-    if is_few and capability == 90 and B.stride()[1] == 1:
+    if m <= FEW_ROWS:
+        is_own = batch * n * k >= SMALL_BF16 or out_dtype is not _BF16
+    else:
+        is_own = are_streamed_faster(m, n, k, batch, SMALL_BF16, LARGE_BF16)
+    if is_own and capability == 90 and B.stride()[1] == 1:
         if out is None:
             out = allocate((batch, m, n), ((m or 1) * (n or 1), n or 1, 1), out_dtype, index)
         elif out.dtype is not out_dtype:
@@ -135,7 +138,13 @@ def bmm_fp8(
     capability = capability_of[index]
     a_shape, b_shape = A.shape, B.shape
     (batch, m, k), n = a_shape, b_shape[2]
-    if batch > 1 or m <= FEW_ROWS or are_few_rows(m, n, k, LARGE_FP8):
+    if batch > 1:
+        is_own = True
+    elif m <= FEW_ROWS:
+        is_own = n * k >= SMALL_FP8
+    else:
+        is_own = are_streamed_faster(m, n, k, 1, SMALL_FP8, LARGE_FP8)
+    if is_own:
         if capability != 90:
             return None
         if out is None:

@@ -156,10 +156,11 @@ def tuned_mm_bf16(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: Opt
     """Write ``a @ b + bias`` to ``out`` with the runner that was measured fastest, or else by the rule."""
 
     def runners() -> list[TunableRunner]:
+        is_plain = bias is None and out.dtype is a.dtype
         if a.is_cuda:
-            return [_cublaslt_bf16, _own_bf16] if prefers_torch_bf16(a, b) else [_own_bf16, _cublaslt_bf16]
-        has_torch = bias is None and out.dtype is a.dtype  # torch has neither on the CPU
-        return [_own_bf16, _cublaslt_bf16] if has_torch else [_own_bf16]
+            is_first = prefers_torch_bf16(a, b, is_plain=is_plain)
+            return [_cublaslt_bf16, _own_bf16] if is_first else [_own_bf16, _cublaslt_bf16]
+        return [_own_bf16, _cublaslt_bf16] if is_plain else [_own_bf16]  # torch has no other product on the CPU
 
     (m, k), n = a.shape, b.shape[1]
     facts = bf16_facts(a, b, bias, pdl, out, out.dtype, (m, n, k), a.get_device())

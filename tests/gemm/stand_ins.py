@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of shortcuts put in place of native functions."""
+"""What tests put in place of native functions, and of tensors on a GPU."""
 
 from __future__ import annotations
+
+import torch
 
 
 class Native:
@@ -16,3 +18,12 @@ class Native:
         if self.takes:
             out.fill_(1)
         return self.takes
+
+
+class _OnCuda(torch.Tensor):
+    is_cuda = True
+
+
+def on_cuda(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return a CPU tensor that says it is on a CUDA device."""
+    return torch.empty(shape, dtype=dtype).as_subclass(_OnCuda)

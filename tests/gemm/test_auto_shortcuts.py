@@ -120,9 +120,9 @@ def test_later_calls_go_straight(native, asked, op, by_position, is_given):
 
 
 def test_batched_bf16_has_nothing_to_ask(native, asked):
-    a, b = mm_operands()
+    a, b = torch.empty(16, ROWS, 768, dtype=BF16), torch.empty(16, 768, 768, dtype=BF16).mT  # our kernel is faster
     for backend in ("auto", "cudnn", "cutile"):
-        assert (flashinfer.bmm_bf16(a[None], b[None], backend=backend) == 1).all()
+        assert (flashinfer.bmm_bf16(a, b, backend=backend) == 1).all()
     assert not asked and len(native.rule.calls) == 3
 
 
@@ -359,25 +359,29 @@ def test_wrong_calls_are_refused(native, monkeypatch, change):
 def test_facts_of_bf16_have_what_the_rule_reads(monkeypatch):
     monkeypatch.setattr(utils, "get_compute_capability", lambda device: (9, 0))
     runs = {}
-    for m, n, k, is_k_major in itertools.product((1, 32, 33, 64, 65), (64, 63), (256, 250), (True, False)):
+    for m, n, k, is_k_major, is_plain in itertools.product(
+        (1, 32, 33, 64, 65), (64, 4096, 4095), (4096, 4090, 256), (True, False), (True, False)
+    ):
         a = torch.empty(m, k, dtype=BF16)
         b = torch.empty(n, k, dtype=BF16).T if is_k_major else torch.empty(k, n, dtype=BF16)
-        facts = bf16_facts(a, b, None, False, None, BF16, (m, n, k), -1)
-        assert runs.setdefault(facts, routes.prefers_torch_bf16(a, b)) == routes.prefers_torch_bf16(a, b)
+        prefers_torch = routes.prefers_torch_bf16(a, b, is_plain=is_plain)
+        for bias, dtype in [(None, BF16)] if is_plain else [(b[0], BF16), (None, FP32), (b[0], FP16)]:
+            facts = bf16_facts(a, b, bias, False, None, dtype, (m, n, k), -1)
+            assert runs.setdefault(facts, prefers_torch) == prefers_torch
     assert set(runs.values()) == {True, False}
 
 
 def test_facts_of_fp8_have_what_the_rule_and_the_key_read(monkeypatch):
     """Check pairs of calls: where the runners, their order or the key of a result differ, so do the facts."""
     monkeypatch.setattr(utils, "get_compute_capability", lambda device: (9, 0))
-    space = torch.zeros(1 << 16, dtype=torch.uint8)
+    space = torch.empty(1 << 24, dtype=torch.uint8)
     seen = {}
-    for m, shift, row, k_major, b_dtype, dtype, out_row, scale in itertools.product(
-        (8, 64), (0, 1), (256, 264), (True, False), (E4M3, E5M2), (BF16, FP16), (64, 72), ((), (1,))
+    for m, n, shift, row, k_major, b_dtype, dtype, gap, scale in itertools.product(
+        (8, 64), (64, 40960), (0, 1), (256, 264), (True, False), (E4M3, E5M2), (BF16, FP16), (0, 8), ((), (1,))
     ):
         a = space[shift:].view(E4M3).as_strided((1, m, 256), (m * row, row, 1))
-        b = space.view(b_dtype).as_strided((1, 256, 64), (1, 1, 256) if k_major else (1, 64, 1))
-        out = torch.zeros(m * 72, dtype=dtype).as_strided((1, m, 64), (m * out_row, out_row, 1))
+        b = space.view(b_dtype).as_strided((1, 256, n), (1, 1, 256) if k_major else (1, n, 1))
+        out = space.view(dtype).as_strided((1, m, n), (m * (n + gap), n + gap, 1))
         scales = torch.ones(scale), torch.ones(())
         facts = fp8_facts(a, b, *scales, a.shape, b.shape, dtype, out.stride(), out.data_ptr())
         inputs = [a, b, *scales, out, None]

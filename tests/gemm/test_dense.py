@@ -55,8 +55,8 @@ def test_mm_bf16(device, m, n, k, layout, out_dtype):
 
 @pytest.mark.parametrize("backend", ["cudnn", "cublaslt", "tinygemm", "cutile", "auto"])
 def test_backends_of_mm_bf16(device, backend):
-    for m in (3, 130):  # on a Hopper GPU the rule takes our kernel and cuBLASLt
-        a, b = bf16(m, 256, device=device), bf16(32, 256, device=device).T
+    for m, n in ((3, 32), (3, 36864), (130, 32)):  # on a Hopper GPU the rule takes our kernel for the second one
+        a, b = bf16(m, 256, device=device), bf16(n, 256, device=device).T
         out = flashinfer.mm_bf16(a, b, backend=backend)
         torch.testing.assert_close(out, templates.mm_bf16_trace.reference(a, b), **CLOSE)
 
@@ -81,7 +81,9 @@ def test_out_with_strides(device):
 
 
 @pytest.mark.parametrize("out_dtype", [BF16, FP16, FP32])
-@pytest.mark.parametrize("batch, m, n, k, layout", [(1, 5, 16, 64, "column"), (3, 66, 24, 72, "row")])
+@pytest.mark.parametrize(
+    "batch, m, n, k, layout", [(1, 5, 16, 64, "column"), (3, 66, 24, 72, "row"), (9, 4, 16384, 64, "column")]
+)
 def test_bmm_bf16(device, batch, m, n, k, layout, out_dtype):
     a, b = bf16(batch, m, k, device=device), weights(layout, batch, k, n, device=device)
     expected = templates.bmm_bf16_trace.reference(a, b, out_dtype)
@@ -107,6 +109,17 @@ def test_bmm_fp8(device, batch, m, n, k, dtypes):
         for backend in ("cudnn", "auto"):
             fresh = flashinfer.bmm_fp8(a, b, a_scale, b_scale, dtype, None, backend)
             torch.testing.assert_close(fresh, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("n", [64, 40960])
+def test_bmm_fp8_of_few_and_many_weights(device, n):
+    """Check both sides of the rule for few rows, with integers whose sums are exact in 13 bits too."""
+    a = torch.randint(-2, 3, (1, 3, 256), device=device).float().to(E4M3)
+    b = torch.randint(-2, 3, (1, n, 256), device=device).float().to(E4M3).mT
+    half, two = torch.full((), 0.5, device=device), torch.full((1,), 2.0, device=device)
+    expected = (a.double() @ b.double()).to(BF16)
+    for backend in ("cublas", "cudnn", "auto"):
+        assert flashinfer.bmm_fp8(a, b, half, two, BF16, backend=backend).equal(expected)
 
 
 def test_bmm_fp8_reads_the_scales_when_it_runs(device):

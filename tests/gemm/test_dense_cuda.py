@@ -17,23 +17,30 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 CLOSE = {"rtol": 2**-7, "atol": 2e-2}
 N, K = 256, 512
+MANY = 20480  # output features from which few rows are for our kernels on a Hopper
 
 
 def normal(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.randn(shape, device="cuda").to(dtype)
 
 
+def integers(most: int, *shape: int) -> torch.Tensor:
+    """Return fp8 integers whose products have exact sums, even in the 13 bits that SM90 keeps."""
+    return torch.randint(-most, most + 1, shape, device="cuda").float().to(E4M3)
+
+
 def is_hopper() -> bool:
     return torch.cuda.get_device_capability()[0] == 9
 
 
-@pytest.mark.parametrize("m", [5, 80])  # our kernel, cuBLASLt
-def test_graph(m):
+@pytest.mark.parametrize("m, n", [(5, MANY), (5, N), (80, N)])  # our kernel, cuBLASLt twice
+def test_graph(m, n):
     """Check that a captured step computes anew from what its inputs hold at each replay."""
-    x, w, bias = normal(m, K), normal(N, K), normal(N)
-    x8, w8, scale = normal(1, m, K, dtype=E4M3), normal(1, N, K, dtype=E4M3), torch.full((), 0.5, device="cuda")
-    blocks = torch.rand(N // 128, K // 128, device="cuda") + 0.5
-    tiny = torch.empty(m, N, dtype=BF16, device="cuda")
+    x, w, bias = normal(m, K), normal(n, K), normal(n)
+    x8, w8 = integers(2, 1, m, K), integers(1, 1, n, K)
+    scale = torch.full((), 0.5, device="cuda")
+    blocks = torch.rand(n // 128, K // 128, device="cuda") + 0.5
+    tiny = torch.empty(m, n, dtype=BF16, device="cuda")
 
     def step():
         gemm.tinygemm_bf16(x, w, tiny, bias, use_pdl=True)
@@ -46,7 +53,7 @@ def test_graph(m):
     graph, results = capture(step)
     for _ in range(3):
         x.copy_(torch.randn_like(x, dtype=torch.float32))
-        x8.copy_(torch.randn_like(x8, dtype=torch.float32))
+        x8.copy_(integers(2, 1, m, K))
         scale.mul_(2)
         graph.replay()
         torch.testing.assert_close(results[0], templates.mm_bf16_trace.reference(x, w.T), **CLOSE)
@@ -60,10 +67,10 @@ def test_graph(m):
             torch.testing.assert_close(results[3], expected, **CLOSE)
 
 
-@pytest.mark.parametrize("m", [1, 64, 65, 300])
+@pytest.mark.parametrize("m, n", [(1, MANY), (1, N), (64, N), (65, N), (300, N)])
 @pytest.mark.parametrize("backend", ["cudnn", "cublaslt", "tinygemm"])
-def test_backends_agree(m, backend):
-    a, b = normal(m, K), normal(N, K).T
+def test_backends_agree(m, n, backend):
+    a, b = normal(m, K), normal(n, K).T
     torch.testing.assert_close(
         flashinfer.mm_bf16(a, b, backend=backend), templates.mm_bf16_trace.reference(a, b), **CLOSE
     )
@@ -85,7 +92,7 @@ def test_chain_with_overlapping_launches():
 
 
 def test_other_stream():
-    a, b = normal(7, K), normal(N, K).T
+    a, b = normal(7, K), normal(MANY, K).T
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

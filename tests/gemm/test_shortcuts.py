@@ -15,7 +15,7 @@ from flashinfer import gemm, utils
 from flashinfer._runtime.arch import get_compute_capability
 from flashinfer._runtime.errors import ArgumentError, BackendSupportedError
 from flashinfer._runtime.shortcut import capability_of, with_shortcut
-from flashinfer.gemm import shortcuts
+from flashinfer.gemm import routes, shortcuts
 
 from ..hopper.devices import needs_hopper
 from .references import BF16, E4M3, E5M2, FP16, FP32, block_scales, operand
@@ -25,7 +25,7 @@ INT32 = torch.int32
 
 
 @pytest.fixture
-def native(monkeypatch):
+def native_from_limits(monkeypatch):
     """Pretend that CPU tensors are on a Hopper; return what all native functions are replaced by."""
     function = Native()
     monkeypatch.setitem(capability_of, -1, 90)
@@ -33,6 +33,14 @@ def native(monkeypatch):
         for kind in ("bf16", "fp8", "fp8_block"):
             monkeypatch.setitem(functions, kind, function)
     return function
+
+
+@pytest.fixture
+def native(native_from_limits, monkeypatch):
+    """Let few rows take the native functions for the few weights of these tests too."""
+    monkeypatch.setattr(shortcuts, "SMALL_BF16", 0)
+    monkeypatch.setattr(shortcuts, "SMALL_FP8", 0)
+    return native_from_limits
 
 
 def bf16(*shape):
@@ -53,6 +61,7 @@ def calls():
         "mm_bf16 to fp32": (flashinfer.mm_bf16, (x, w.T), {"out_dtype": FP32}, (8, 64), FP32),
         "mm_bf16 with bias": (flashinfer.mm_bf16, (x, w.T, bf16(64), True), {}, (8, 64), BF16),
         "bmm_bf16": (flashinfer.bmm_bf16, (x[None], w.T[None]), {}, (1, 8, 64), BF16),
+        "bmm_bf16 to fp32": (flashinfer.bmm_bf16, (x[None], w.T[None]), {"out_dtype": FP32}, (1, 8, 64), FP32),
         "bmm_fp8": (flashinfer.bmm_fp8, (x8[None, :8], w8[:1].mT, one, one, FP16), {}, (1, 8, 64), FP16),
         "bmm_fp8 of a batch": (
             flashinfer.bmm_fp8,
@@ -179,6 +188,70 @@ def test_many_rows_go_to_torch(native, monkeypatch, capability):
         assert len(made) == 2 and not native.calls
 
 
+@pytest.fixture
+def torch_calls(monkeypatch):
+    """Return the list of products of torch that were called; they compute nothing."""
+    made = []
+
+    def product(a, b, *scales, out=None, out_dtype=BF16, use_fast_accum=True):
+        made.append((a, b))
+        return torch.empty(*a.shape[:-1], b.shape[-1], dtype=out_dtype) if out is None else out
+
+    for name in ("mm", "bmm", "_scaled_mm"):
+        monkeypatch.setattr(torch, name, product)
+    return made
+
+
+@pytest.fixture(scope="module")
+def space():
+    """Return memory for the largest operands, which is never touched."""
+    return torch.empty(1 << 27, dtype=torch.uint8)
+
+
+#: Batch entries, n and k on both sides of each limit.
+WEIGHTS = [(1, 3072, 3072), (1, 3056, 3072), (1, 2560, 4096), (1, 2544, 4096), (16, 768, 768), (15, 768, 768)]
+WEIGHTS += [(1, 12208, 4096), (1, 12192, 4096), (1, 6848, 4096), (1, 6832, 4096)]
+
+
+@pytest.mark.parametrize("batch, n, k", WEIGHTS)
+@pytest.mark.parametrize(
+    "name, backend", [("mm_bf16", "cudnn"), ("bmm_bf16", "cudnn"), ("bmm_bf16", "auto"), ("bmm_fp8", "cudnn")]
+)
+def test_the_rule_is_that_of_routes(native_from_limits, torch_calls, space, monkeypatch, name, backend, batch, n, k):
+    is_fp8 = name == "bmm_fp8"
+    dtype, others = (E4M3, (torch.ones(()), torch.ones(()), BF16)) if is_fp8 else (BF16, ())
+    leading = () if name == "mm_bf16" else (batch,)
+    b = space.view(dtype)[: batch * n * k].view(batch, n, k)[slice(None) if leading else 0].mT
+    for m in (1, 32, 33, 64, 65):
+        a, out = torch.empty(*leading, m, k, dtype=dtype), torch.empty(*leading, m, n, dtype=BF16)
+        with monkeypatch.context() as patches:  # only here: a shortcut does not run with a replaced probe
+            patches.setattr(utils, "get_compute_capability", lambda device: (9, 0))
+            prefers_torch = (
+                routes.prefers_torch_fp8(out, a, b) if is_fp8 else routes.prefers_torch_bf16(a, b, is_plain=True)
+            )
+        native_from_limits.calls.clear()
+        torch_calls.clear()
+        getattr(flashinfer, name)(a, b, *others, backend=backend)
+        assert (len(torch_calls), len(native_from_limits.calls)) == ((1, 0) if prefers_torch else (0, 1)), m
+
+
+@pytest.mark.parametrize("name", ["mm_bf16", "bmm_bf16", "bmm_fp8"])
+def test_few_weights_go_to_torch(native_from_limits, torch_calls, name):
+    function, args, kwargs, shape, dtype = calls()[name]
+    for out in (None, torch.empty(shape, dtype=dtype)):
+        torch_calls.clear()
+        result = function(*args, **kwargs, out=out)
+        assert result.shape == shape and (result is out or out is None)
+        assert len(torch_calls) == 1 and not native_from_limits.calls
+
+
+@pytest.mark.parametrize("name", ["mm_bf16 to fp32", "mm_bf16 with bias", "bmm_bf16 to fp32", "bmm_fp8 of a batch"])
+def test_few_weights_of_other_products_are_ours(native_from_limits, torch_calls, name):
+    function, args, kwargs, *_ = calls()[name]
+    assert (function(*args, **kwargs) == 1).all()
+    assert len(native_from_limits.calls) == 1 and not torch_calls
+
+
 def test_gradients_are_not_recorded(native):
     a, b = bf16(64, 256).requires_grad_(), bf16(64, 256).T
     assert not flashinfer.mm_bf16(a, b).requires_grad
@@ -225,13 +298,19 @@ def cuda_calls():
     }
     wide, w = bf16(64, 512).cuda(), bf16(64, 256).cuda()
     x8, w8, one = e4m3(1, 64, 256).cuda(), e4m3(1, 64, 256).cuda().mT, torch.full((), 0.5, device="cuda")
+    large = bf16(40960, 256).cuda()  # few rows are ours
+    unaligned = e4m3(1, 64, 272).cuda()[..., 1:257]
     return ordinary | {
         "mm_bf16 of a view": (flashinfer.mm_bf16, (wide[:8, 256:], w.T), {}),
         "mm_bf16 of unaligned rows": (flashinfer.mm_bf16, (wide[:8, 1:257], w.T), {}),
         "mm_bf16 of row-major weights": (flashinfer.mm_bf16, (wide[:8, :256], w.T.contiguous()), {}),
+        "mm_bf16 of many weights": (flashinfer.mm_bf16, (wide[:8, :256], large.T), {}),
+        "bmm_bf16 of many weights": (flashinfer.bmm_bf16, (wide[None, :8, :256], large.T[None]), {}),
+        "bmm_fp8 of many weights": (flashinfer.bmm_fp8, (x8[:, :8], large.to(E4M3).T[None], one, one, BF16), {}),
         "mm_bf16 through torch": (flashinfer.mm_bf16, (wide[:, :256], w.T), {}),
         "bmm_bf16 through torch": (flashinfer.bmm_bf16, (wide[None, :, :256], w.T[None]), {}),
         "bmm_fp8 through torch": (flashinfer.bmm_fp8, (x8, w8, one, one, BF16), {}),
+        "bmm_fp8 of an unaligned address": (flashinfer.bmm_fp8, (unaligned, w8, one, one, BF16), {}),
         "bmm_fp8 of e5m2": (flashinfer.bmm_fp8, (x8.float().to(E5M2), w8, one, one, BF16), {}),
         "bmm_fp8 of row-major weights": (flashinfer.bmm_fp8, (x8, w8.contiguous(), one, one, FP16), {}),
         "bmm_fp8 of unaligned rows": (flashinfer.bmm_fp8, (e4m3(1, 64, 257).cuda()[..., 1:], w8, one, one, BF16), {}),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer import utils
 from flashinfer.autotuner import AutoTuner, autotune
 from flashinfer.gemm import tiles, tuning
 from flashinfer.gemm.sm90 import is_sm90
@@ -20,6 +21,9 @@ from flashinfer.jit.gemm import tiles_of
 from flashinfer.testing import timers
 from flashinfer.trace.templates import gemm as templates
 
+from .stand_ins import on_cuda
+
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 CLOSE = {"rtol": 2**-7, "atol": 2**-7}
 
 #: Tunes one size, and tells which runners and tactics the file has for it.
@@ -106,6 +110,46 @@ def test_chosen_tile_runs_later(monkeypatch, tmp_path):
         tuning.choose_bf16(inputs, [Slow()])
     assert ran == [(3, 2, True)] * 2
     torch.testing.assert_close(out, templates.mm_bf16_trace.reference(a, b), **CLOSE)
+
+
+@pytest.fixture
+def orders(monkeypatch):
+    """Pretend a Hopper; return the runners that the tuner is given, call by call. None of them runs."""
+    found = []
+
+    def choose(self, facts, op, runners, *others):
+        found.append(runners())
+        return (lambda inputs, tactic: None), 0
+
+    monkeypatch.setattr(AutoTuner, "choose_and_keep", choose)
+    monkeypatch.setattr(utils, "get_compute_capability", lambda device: (9, 0))
+    return found
+
+
+@pytest.mark.parametrize(
+    "m, n, k, has_bias, out_dtype, is_ours_first",
+    [
+        (8, 3072, 3072, False, BF16, True),
+        (8, 3064, 3072, False, BF16, False),
+        (8, 64, 256, True, BF16, True),
+        (8, 64, 256, False, torch.float32, True),
+        (33, 3072, 3072, False, BF16, False),
+        (33, 64, 256, True, BF16, False),
+    ],
+)
+def test_order_of_bf16_runners(orders, m, n, k, has_bias, out_dtype, is_ours_first):
+    a, b, bias = on_cuda(m, k, dtype=BF16), on_cuda(n, k, dtype=BF16).T, on_cuda(n, dtype=BF16) if has_bias else None
+    tuning.tuned_mm_bf16(on_cuda(m, n, dtype=out_dtype), a, b, bias, False)
+    expected = [tuning._own_bf16, tuning._cublaslt_bf16]
+    assert orders == [expected if is_ours_first else expected[::-1]]
+
+
+@pytest.mark.parametrize("n, is_ours_first", [(2560, True), (2544, False)])
+def test_order_of_fp8_runners(orders, n, is_ours_first):
+    a, b, one = on_cuda(1, 8, 4096, dtype=E4M3), on_cuda(1, n, 4096, dtype=E4M3).mT, torch.ones(())
+    tuning.tuned_bmm_fp8(on_cuda(1, 8, n, dtype=BF16), a, b, one, one)
+    expected = [tuning._own_fp8, tuning._cublaslt_fp8]
+    assert orders == [expected if is_ours_first else expected[::-1]]
 
 
 def test_torch_or_ours_on_every_device(device, tuner):

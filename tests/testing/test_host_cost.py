@@ -12,7 +12,11 @@ import pytest
 
 import flashinfer
 from flashinfer import gemm
+from flashinfer._runtime.shortcut import capability_of
 from flashinfer.autotuner import AutoTuner
+from flashinfer.gemm import shortcuts
+
+from ..gemm.stand_ins import Native
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "host_cost.py"
 
@@ -38,6 +42,23 @@ def test_calls_run(script, family, device, monkeypatch):
     assert len(calls) >= 2
     for call in calls.values():
         call()
+
+
+def test_own_entries_run_our_kernels(script, monkeypatch):
+    """Check on CPU tensors that pass for those of a Hopper: the rule takes our kernel for "own", torch for others."""
+    native = Native()
+    monkeypatch.setitem(capability_of, -1, 90)
+    for kind in ("bf16", "fp8"):
+        monkeypatch.setitem(shortcuts.dense_product, kind, native)
+    calls = script.FAMILIES["dense"]("cpu")
+    for name in ("mm_bf16 own", "mm_bf16 own out=", "bmm_bf16 own", "bmm_bf16 auto", "bmm_fp8 own", "bmm_fp8 own out="):
+        native.calls.clear()
+        calls[name]()
+        assert len(native.calls) == 1, name
+    for name in ("mm_bf16 through torch", "mm_bf16 through torch out=", "bmm_bf16 through torch"):
+        native.calls.clear()
+        calls[name]()
+        assert not native.calls, name
 
 
 def test_every_product_has_an_entry(script):
