@@ -37,8 +37,15 @@ __device__ __forceinline__ int ClusterBlocks(const GemmParams& p) {
 /// Let the other blocks of the cluster read what the consumers have written. All threads of the cluster call it, in different
 /// places of the code.
 __device__ __forceinline__ void MeetCluster() {
-  ptx::ClusterArrive();
+  __syncwarp();
+  ptx::ClusterArriveApart();
   ptx::ClusterWaitApart();
+}
+
+/// Wait until both warpgroups have read the ring.
+__device__ __forceinline__ void MeetConsumers() {
+  __syncwarp();
+  ptx::BarrierSyncApart(1, CONSUMERS * WARPGROUP);
 }
 
 /// Add the sums of all blocks for 64 rows by COLUMNS columns, and store those that this block finishes. `ring`: address of
@@ -51,7 +58,7 @@ __device__ __forceinline__ void StoreSplitSums(const GemmParams& p, float (&d)[C
   const int rank = int(ptx::ClusterRank());
   const uint32_t mine = ring + (threadIdx.x - WARPGROUP) * 16;
   const auto place = [&](int i) { return mine + i / 4 * (CONSUMERS * WARPGROUP * 16); };
-  ptx::BarrierSync(1, CONSUMERS * WARPGROUP);  // both warpgroups have read the ring
+  MeetConsumers();
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; i += 4) {
     if (i / OWN == rank) continue;
@@ -84,7 +91,7 @@ __device__ __forceinline__ void StoreSplitSums(const GemmParams& p, float (&d)[C
 
 /// Take part in the exchange of a warpgroup that has no rows.
 __device__ __forceinline__ void SkipSplitSums() {
-  ptx::BarrierSync(1, CONSUMERS * WARPGROUP);
+  MeetConsumers();
   MeetCluster();
 }
 

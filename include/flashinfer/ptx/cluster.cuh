@@ -62,6 +62,13 @@ __device__ __forceinline__ void ClusterWait() {
 #endif
 }
 
+/// Arrive as ClusterArrive() does, in warps that do so in different places of the code.
+__device__ __forceinline__ void ClusterArriveApart() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+
 /// Wait until all blocks of the cluster have arrived, in warps that do so in different places of the code. A cluster of
 /// one block does not wait: ptxas would replace the wait by __syncthreads, which must be one instruction for all threads.
 __device__ __forceinline__ void ClusterWaitApart() {

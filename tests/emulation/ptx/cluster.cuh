@@ -10,6 +10,7 @@ inline uint32_t ClusterSize() { return uint32_t(emulation::state.blocks.size());
 inline uint32_t ClusterId() { return blockIdx.x / ClusterSize(); }
 inline void ClusterArrive() { emulation::ArriveCluster(); }
 inline void ClusterArriveRelaxed() { emulation::ArriveCluster(); }
+inline void ClusterArriveApart() { emulation::ArriveCluster(); }
 inline void ClusterWait() { emulation::WaitCluster(); }
 inline void ClusterWaitApart() {
   if (ClusterSize() > 1) emulation::WaitCluster();
