@@ -13,7 +13,7 @@ _MOST_CHOICES = 1 << 14
 
 
 class Choice(NamedTuple):
-    """What ``choose_one`` has returned, whether it was a result (or else the default), and a note of the caller."""
+    """Choice of ``choose_one``: runner and tactic, whether they are a result (or the default), and a caller's note."""
 
     runner: TunableRunner
     tactic: Any

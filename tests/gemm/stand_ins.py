@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests put in place of native functions, and of tensors on a GPU."""
+"""Objects that tests put in place of native functions, and of tensors on a GPU."""
 
 from __future__ import annotations
 

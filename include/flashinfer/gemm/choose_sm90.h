@@ -249,7 +249,7 @@ inline GemmConfig ChooseSm90(const GemmShape& x, const TileShape* tiles, int cou
     // Pairs of blocks that share loads were slower than single blocks by 0 to 4 %, except at 1 % of the shapes.
     consider(tile, 1, model::Normal(x, tile, sms));
     if (!model::CanSplitK(x, tile)) continue;
-    for (int split = 2; split <= std::min(4.0, model::KBlocks(x)); split *= 2) {
+    for (int split = 2; split <= std::min<double>(PLAIN_MAX_SPLIT, model::KBlocks(x)); split *= 2) {
       consider(tile, split, model::NormalSplit(x, tile, split, sms));
     }
   }

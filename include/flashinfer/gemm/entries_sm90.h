@@ -6,7 +6,7 @@
 namespace flashinfer {
 namespace gemm {
 
-/// What a kernel with tokens on the M side does besides a product.
+/// Form of a kernel with tokens on the M side.
 enum class Form {
   kPlain,
   kGather,  // tokens are those of row_indices (gather_sm90.cuh)

@@ -22,6 +22,7 @@ constexpr int SWAPPED_WEIGHTS = 128;       // rows of weights of a swapped tile
 constexpr int TURN_WEIGHTS = 64;           // weights of a tile whose warpgroups take stages in turn
 constexpr int QUANTIZING_TOKENS = 8;       // tokens at most that a product quantises itself
 constexpr int TURN_MAX_SPLIT = 4;          // blocks at most that split K of such a tile
+constexpr int PLAIN_MAX_SPLIT = 4;         // the same of a tile with tokens on the M side: 2 or 4 blocks
 constexpr int GATED_BLOCK_TOKENS = 32;     // tokens at most of a swapped tile that activates and quantises by blocks
 
 /// Matrix of fp32 scales of tokens or weights. Strides are in elements.

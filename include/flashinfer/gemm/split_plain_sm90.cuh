@@ -11,8 +11,6 @@
 namespace flashinfer {
 namespace gemm {
 
-constexpr int PLAIN_MAX_SPLIT = 4;  // 2 or 4 blocks split K
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /// Return the first K block that block `rank` of a cluster sums, which is the end of the part of the block before.
