@@ -39,7 +39,7 @@ class Overrides:
 
     @property
     def is_tuning_mode(self) -> bool:
-        """Whether unknown sizes are measured."""
+        """True while unknown sizes are measured."""
         return self._is_tuning_mode
 
     @is_tuning_mode.setter

@@ -33,7 +33,7 @@ PathLike = Union[str, os.PathLike[str]]
 class SavedResults(ABC):
     """Results loaded from files and results not saved yet. :class:`AutoTuner` adds the measured ones."""
 
-    was_used: ClassVar[bool]  # of Overrides
+    was_used: ClassVar[bool]  # Overrides defines it
 
     def __init__(self) -> None:
         self._file_configs: Results = {}  # runner class and tactic, by file key

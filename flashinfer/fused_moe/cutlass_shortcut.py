@@ -26,6 +26,7 @@ __all__ = ["ordinary_fused_moe"]
 _BF16, _F16, _E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 _NUMBERS = {x: int(x) for x in ActivationType if x is not ActivationType.InvalidType}
 _SWIGLU, _SWIGLU_BIAS = int(ActivationType.Swiglu), int(ActivationType.SwigluBias)
+_PLAIN_KINDS = {_BF16: "bf16", _F16: "fp16"}
 _PLAIN, _FP8_TENSOR, _FP8_BLOCK, _MXFP4 = Format.PLAIN, Format.FP8_TENSOR, Format.FP8_BLOCK, Format.MXFP4
 
 OptionalTensor = Optional[torch.Tensor]
@@ -96,10 +97,10 @@ def ordinary_fused_moe(
     elif fc1_expert_weights.dtype is _E4M3:
         factor1, quant2, factor2, _ = quant_scales  # type: ignore[misc]
         format, kind = _FP8_TENSOR, "fp8"
-    elif quant_scales:
+    elif quant_scales or input.dtype not in _PLAIN_KINDS:
         return None
     else:
-        format, kind = _PLAIN, "bf16" if input.dtype is _BF16 else "fp16"
+        format, kind = _PLAIN, _PLAIN_KINDS[input.dtype]
     (tokens, hidden), experts = input.shape, fc1_expert_weights.shape[0]
     if output is None:
         if output_dtype is not _BF16 and output_dtype is not _F16:

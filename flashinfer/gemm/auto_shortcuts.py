@@ -19,7 +19,7 @@ from ..autotuner import AutoTuner
 from .native import BATCHED
 from .sm90 import Sm90Functions, dense_product
 from .tiles import tile_of
-from .torch_shortcuts import torch_mm, torch_scaled_mm
+from .torch_shortcuts import torch_product, torch_scaled_mm
 
 __all__ = ["auto_bmm_fp8", "auto_mm_bf16", "bf16_facts", "fp8_facts"]
 
@@ -115,7 +115,7 @@ def auto_mm_bf16(
     if runner.with_torch:
         if bias is not None:
             return None
-        out = torch_mm(a, b, out, out_dtype, m, n, capability)
+        out = torch_product(torch.mm, a, b, out, out_dtype, (m, n), capability)
     elif capability != 90:
         return None
     else:

@@ -14,14 +14,13 @@ from typing import Optional
 import torch
 
 from .._runtime.allocation import allocate
-from .._runtime.arch import AMPERE_ON
 from .._runtime.requirements import SuitableBackends
 from .._runtime.shortcut import capability_of
 from .auto_shortcuts import auto_bmm_fp8, auto_mm_bf16
 from .native import CONTIGUOUS, MASKED, PACKED
 from .routes import FEW_ROWS, LARGE_BF16, LARGE_FP8, SMALL_BF16, SMALL_FP8, are_streamed_faster
 from .sm90 import Sm90Functions, dense_product
-from .torch_shortcuts import torch_mm, torch_scaled_mm
+from .torch_shortcuts import torch_product, torch_scaled_mm
 
 __all__ = [
     "batch_deepgemm",
@@ -39,7 +38,6 @@ _blockscale = Sm90Functions("gemm_sm90_blockscale")
 _BF16, _F16 = torch.bfloat16, torch.float16
 _BLOCKS = (1, 128, 128)
 _CUDNN = ("cudnn",)  # what suits backend="auto"
-_SERVED = frozenset(AMPERE_ON)
 
 OptionalTensor = Optional[torch.Tensor]
 
@@ -71,7 +69,7 @@ def mm_bf16(
         elif out.dtype is not out_dtype:
             return None
         return out if dense_product["bf16"](out, a, b, None, None, bias, True) else None
-    return torch_mm(a, b, out, out_dtype, m, n, capability) if bias is None else None
+    return torch_product(torch.mm, a, b, out, out_dtype, (m, n), capability) if bias is None else None
 
 
 def bmm_bf16(
@@ -102,18 +100,7 @@ def bmm_bf16(
         elif out.dtype is not out_dtype:
             return None
         return out if dense_product["bf16"](out, A, B, None, None, None, True) else None
-    if (
-        capability not in _SERVED
-        or not (A.dtype is B.dtype is out_dtype is _BF16)
-        or (torch.is_grad_enabled() and (A.requires_grad or B.requires_grad))
-    ):
-        return None
-    if out is None:
-        out = torch.bmm(A, B)
-        return out if out.dtype is _BF16 else None
-    if out.dtype is not _BF16 or out.shape != (batch, m, n):
-        return None
-    return torch.bmm(A, B, out=out)
+    return torch_product(torch.bmm, A, B, out, out_dtype, (batch, m, n), capability)
 
 
 def bmm_fp8(

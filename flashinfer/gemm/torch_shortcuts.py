@@ -6,14 +6,14 @@ Torch refuses shapes that do not fit, records gradients, and computes in another
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 
 from .._runtime.allocation import reshaped
 from .._runtime.arch import AMPERE_ON
 
-__all__ = ["torch_mm", "torch_scaled_mm"]
+__all__ = ["torch_product", "torch_scaled_mm"]
 
 _BF16, _E4M3 = torch.bfloat16, torch.float8_e4m3fn
 _SERVED = frozenset(AMPERE_ON)
@@ -22,10 +22,16 @@ _is_grad_enabled = torch.is_grad_enabled  # an attribute of torch takes 0.05 us
 OptionalTensor = Optional[torch.Tensor]
 
 
-def torch_mm(
-    a: torch.Tensor, b: torch.Tensor, out: OptionalTensor, out_dtype: torch.dtype, m: int, n: int, capability: int
+def torch_product(
+    multiply: Callable[..., Any],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: OptionalTensor,
+    out_dtype: torch.dtype,
+    shape: tuple[int, ...],
+    capability: int,
 ) -> OptionalTensor:
-    """Multiply bf16 ``(m, k)`` and ``(k, n)`` matrices."""
+    """Multiply bf16 matrices or batches with ``torch.mm`` or ``torch.bmm``; ``shape`` is that of the result."""
     if (
         capability not in _SERVED
         or not (a.dtype is b.dtype is out_dtype is _BF16)
@@ -33,11 +39,11 @@ def torch_mm(
     ):
         return None
     if out is None:
-        out = torch.mm(a, b)
+        out = multiply(a, b)
         return out if out.dtype is _BF16 else None  # another dtype: autocast is on
-    if out.dtype is not _BF16 or out.shape != (m, n):
+    if out.dtype is not _BF16 or out.shape != shape:
         return None
-    return torch.mm(a, b, out=out)
+    return multiply(a, b, out=out)
 
 
 def torch_scaled_mm(

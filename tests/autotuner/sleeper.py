@@ -18,7 +18,16 @@ from flashinfer.autotuner import (
 )
 
 BUCKETS = (4, 16)
+
 TO_BUCKET = make_bucket_mapper(BUCKETS)
+
+
+def record_choices(monkeypatch):
+    """Return a list that receives the name of each operator that the tuner is asked to choose for."""
+    asked = []
+    real = AutoTuner._choose
+    monkeypatch.setattr(AutoTuner, "_choose", lambda self, op, *others: asked.append(op) or real(self, op, *others))
+    return asked
 
 
 class Sleeper(TunableRunner):

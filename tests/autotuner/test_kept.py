@@ -10,18 +10,14 @@ import pytest
 from flashinfer.autotuner import AutoTuner, autotune
 from flashinfer.autotuner import kept as kept_choices
 
-from .sleeper import BUCKETS, CONFIG, Sleeper, calls, inputs_of
+from .sleeper import BUCKETS, CONFIG, Sleeper, calls, inputs_of, record_choices
 
 RUNNER = Sleeper()
 
 
 @pytest.fixture
 def made(monkeypatch):
-    """Return the list of operators that the tuner was asked to choose for."""
-    asked = []
-    real = AutoTuner._choose
-    monkeypatch.setattr(AutoTuner, "_choose", lambda self, op, *others: asked.append(op) or real(self, op, *others))
-    return asked
+    return record_choices(monkeypatch)
 
 
 def keep(rows):

@@ -120,6 +120,7 @@ def test_other_calls_are_checked(native, change):
         {"output_dtype": E4M3},
         {"quant_scales": [torch.ones(1)]},
         {"output": torch.empty(TOKENS, HIDDEN, dtype=FP16)},
+        {"input": torch.zeros(TOKENS, HIDDEN)},
         {"profile_ids": [0]},
         {"input_sf": torch.ones(1)},
         {"activation_type": ActivationType.InvalidType},

@@ -24,6 +24,7 @@ from flashinfer.autotuner.profiles import shapes_of
 from flashinfer.gemm import auto_shortcuts, routes, tiles, tuning
 from flashinfer.gemm.auto_shortcuts import bf16_facts, fp8_facts
 
+from ..autotuner.sleeper import record_choices
 from ..fresh_process import run_python
 from ..hopper.devices import needs_hopper
 from .references import BF16, E4M3, E5M2, FP16, FP32, operand
@@ -43,11 +44,7 @@ def tuner(monkeypatch):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Return the list of operators that the tuner was asked for."""
-    names = []
-    real = AutoTuner._choose
-    monkeypatch.setattr(AutoTuner, "_choose", lambda self, op, *others: names.append(op) or real(self, op, *others))
-    return names
+    return record_choices(monkeypatch)
 
 
 @pytest.fixture

@@ -24,8 +24,7 @@
 #define FLASHINFER_MONO_MXFP4_STAGES 6  // 2 KB of codes each
 #endif
 #ifndef FLASHINFER_MONO_TOKENS
-#define FLASHINFER_MONO_TOKENS \
-  8  // the most that a layer of 16-bit weights is given to this kernel with, up to 16; 0: none
+#define FLASHINFER_MONO_TOKENS 8  // most tokens of a layer of 16-bit weights that takes this kernel, up to 16; 0: none
 #endif
 #ifndef FLASHINFER_MONO_COOPERATIVE
 #define FLASHINFER_MONO_COOPERATIVE 1  // 0, for timing only: two such grids at once may wait for each other for ever
