@@ -102,8 +102,13 @@ def rewrite_shared(text: str) -> str:
     return re.sub(rf"\b__shared__ {ALIGNMENT}((?:unsigned |long )?[\w:]+(?:<[^;>]*>)?) ([^;]*);", static, text)
 
 
+def rewrite_parameters(text: str) -> str:
+    """Pass the parameters of kernels by reference: compilers for Arm align copies of them to 16 bytes only."""
+    return re.sub(r"const __grid_constant__ ((?:typename )?[\w:]+(?:<[^;>()]*>)?) (\w+)", r"const \1& \2", text)
+
+
 def copy_rewritten(source: Path, target: Path) -> None:
-    target.write_text(rewrite_shared(source.read_text()))
+    target.write_text(rewrite_parameters(rewrite_shared(source.read_text())))
 
 
 def copy_headers(folder: Path) -> None:
