@@ -15,7 +15,8 @@ struct Device {
 inline Device device;
 inline std::map<const void*, int> allowed_bytes;  // dynamic shared memory of each kernel
 
-inline cudaError_t GetDevice(int* id) { return *id = 0, cudaSuccess; }
+/// A device with another number of multiprocessors is another one: launchers keep what they know of each.
+inline cudaError_t GetDevice(int* id) { return *id = device.multiprocessors % 32, cudaSuccess; }
 inline cudaError_t GetAttribute(int* value, cudaDeviceAttr attribute, int) {
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 
 namespace emulation {
@@ -70,7 +71,10 @@ inline char* StackOf(int i) {
   constexpr size_t GUARD = 4096;
   constexpr int MOST = 16 * 1024;
   static char* stacks[MOST];
-  if (i >= MOST) std::abort();
+  if (i >= MOST) {
+    std::fprintf(stderr, "emulation: a cluster, or a cooperative grid, may have %d threads\n", MOST);
+    std::abort();
+  }
   if (stacks[i] == nullptr) {
     constexpr size_t BYTES = 256 * 1024;
     void* p = mmap(nullptr, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

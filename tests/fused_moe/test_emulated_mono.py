@@ -190,7 +190,7 @@ def test_fp8_block_on_other_devices(library):
     options = {"scales": call["quant_scales"], "format": FP8_BLOCK}
     options["biases"] = torch.randn(LOCAL, 2 * 272).to(BF16), torch.randn(LOCAL, 400).to(BF16)
     first = run(library, call, BF16, **options)
-    for multiprocessors in (1, 4, 50):
+    for multiprocessors in (1, 4, 29):
         library.seed(multiprocessors)
         assert torch.equal(run(library, call, BF16, multiprocessors=multiprocessors, **options), first)
 
@@ -294,7 +294,7 @@ def test_mxfp4(library, top_k, hidden, inner, is_large):
 
 @pytest.mark.parametrize(
     "top_k, hidden, inner, multiprocessors",
-    [(1, 3200, 128, 5), (3, 128, 1152, 3), (2, 384, 128, 40), (4, 256, 640, 1)],
+    [(1, 3200, 128, 5), (3, 128, 1152, 3), (2, 384, 128, 19), (4, 256, 640, 1)],
     ids=["wide", "deep", "many-blocks", "one-block"],
 )
 def test_mxfp4_alone(library, top_k, hidden, inner, multiprocessors):
