@@ -294,7 +294,7 @@ def test_mxfp4(library, top_k, hidden, inner, is_large):
 
 @pytest.mark.parametrize(
     "top_k, hidden, inner, multiprocessors",
-    [(1, 3200, 128, 5), (3, 128, 1152, 3), (2, 384, 128, 19), (4, 256, 640, 1)],
+    [(1, 4224, 128, 5), (3, 128, 1408, 3), (2, 384, 128, 19), (4, 256, 640, 1)],
     ids=["wide", "deep", "many-blocks", "one-block"],
 )
 def test_mxfp4_alone(library, top_k, hidden, inner, multiprocessors):

@@ -10,6 +10,8 @@
 // This is the form of 16-bit weights, with what it shares with the forms for one token (mono_one.cuh, mono_mxfp4_one.cuh).
 //   test  pytest tests/fused_moe/test_emulated_mono.py      bench  python benchmarks/bench_fused_moe.py
 #pragma once
+#include <algorithm>
+
 #include "../attention/occupancy.cuh"
 #include "../grid_barrier.cuh"
 #include "../ptx/pdl.cuh"
@@ -276,11 +278,12 @@ __global__ void __launch_bounds__(Weights::WARPS * 32, 1) MonoKernel(const __gri
 /// Enqueue KERNEL, of so many threads and bytes of shared memory per block.
 template <auto* KERNEL, int THREADS, int BYTES>
 Status Launch(const MonoParams& p, Stream stream) {
-  static_assert(BYTES > 114 * 1024, "two grids must not be on an SM at once: they share a barrier");
-  const int blocks = attention::MaxActiveBlocksOf<KERNEL, THREADS, BYTES>();
+  // More than half of the shared memory of an SM: two grids must not be on an SM at once, since they share a barrier.
+  constexpr int SHARED_BYTES = std::max(BYTES, 115 * 1024);
+  const int blocks = attention::MaxActiveBlocksOf<KERNEL, THREADS, SHARED_BYTES>();
   if (blocks == 0) return cudaErrorNotSupported;
   const dim3 grid(blocks), block(THREADS);
-  LaunchConfig config(grid, block, BYTES, p.enable_pdl && FLASHINFER_MONO_PDL, stream);
+  LaunchConfig config(grid, block, SHARED_BYTES, p.enable_pdl && FLASHINFER_MONO_PDL, stream);
   if (FLASHINFER_MONO_COOPERATIVE) config.SetCooperative();
   const Status status = config.Launch(KERNEL, p);
   if (status != cudaErrorCooperativeLaunchTooLarge) return status;
