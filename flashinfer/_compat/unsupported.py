@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from inspect import Parameter, Signature
 from typing import Any, Callable, NoReturn, Optional
 
@@ -28,6 +29,7 @@ def is_unsupported(func: Callable[..., Any]) -> bool:
     return getattr(func, "has_backend", None) is _never
 
 
+@functools.cache
 def _default(text: str) -> Any:
     """Return the value of a default: a literal, or a dtype such as ``torch.bfloat16``."""
     return getattr(torch, text[len("torch.") :]) if text.startswith("torch.") else ast.literal_eval(text)

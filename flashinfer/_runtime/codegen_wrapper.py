@@ -7,11 +7,20 @@ import functools
 import inspect
 import textwrap
 import types
+import weakref
 from typing import Any, Callable, Iterable, Optional, TypeVar
 
 import torch
 
-__all__ = ["added_keywords", "compiler", "is_traced", "kept_out_of_graphs", "traced_as_constant", "wrap_with"]
+__all__ = [
+    "added_keywords",
+    "compiler",
+    "is_traced",
+    "kept_out_of_graphs",
+    "parameters_of",
+    "traced_as_constant",
+    "wrap_with",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,7 +93,7 @@ def wrap_with(
     6
     """
     extra = extra or {}
-    given = list(inspect.signature(func).parameters.values())
+    given = parameters_of(func)
     clash = [p.name for p in given if p.name in extra or p.name in names or p.name in ("_func", "_func_by_position")]
     if clash:
         raise TypeError(f"{func.__name__}: parameters must not have names that a wrapper uses, got {clash[0]}")
@@ -92,14 +101,13 @@ def wrap_with(
     by_position, values = _by_position(func, given, arguments, extra)
 
     name = func.__name__ if func.__name__.isidentifier() else "wrapper"
-    lines = textwrap.indent(textwrap.dedent(body).strip().replace("{arguments}", arguments), " " * 8)
-    lines = lines.replace("{values}", values)
+    lines = _indented(body).replace("{arguments}", arguments).replace("{values}", values)
     made_of = ", ".join(("_func", "_func_by_position", *names))
     parameters = _parameter_list(given, extra)
     source = f"def make({made_of}):\n    def {name}({parameters}):\n{lines}\n    return {name}\n"
     scope: dict[str, Any] = {}
     # In the module of ``func``: dynamo looks a function's globals up by their module's name.
-    exec(compile(source, f"<wrapper of {func.__qualname__}>", "exec"), getattr(func, "__globals__", {}), scope)
+    exec(_compiled(source, func.__name__), getattr(func, "__globals__", {}), scope)
     wrapper = scope["make"](func, by_position, **names)
     wrapper.__defaults__ = tuple(p.default for p in given if p.kind in _POSITIONAL and p.default is not p.empty)
     by_keyword = {p.name: p.default for p in given if p.kind == p.KEYWORD_ONLY and p.default is not p.empty}
@@ -107,6 +115,31 @@ def wrap_with(
     made = functools.wraps(func)(wrapper)
     made.__dict__["_added_keywords"] = tuple(extra)
     return made
+
+
+def parameters_of(func: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of ``func``, or of the function it wraps. Several wrappers of a function ask once."""
+    function = inspect.unwrap(func, stop=lambda f: hasattr(f, "__signature__"))
+    if type(function) is not types.FunctionType or hasattr(function, "__signature__"):
+        return list(inspect.signature(func).parameters.values())
+    if function not in _parameters:
+        _parameters[function] = list(inspect.signature(function).parameters.values())
+    return _parameters[function]
+
+
+_parameters: weakref.WeakKeyDictionary[Any, list[inspect.Parameter]] = weakref.WeakKeyDictionary()
+
+
+@functools.cache
+def _compiled(source: str, name: str) -> types.CodeType:
+    """Compile a wrapper. Classes that share a method have the same one."""
+    return compile(source, f"<wrapper of {name}>", "exec")
+
+
+@functools.cache
+def _indented(body: str) -> str:
+    """Return the statements of a body as those of a function in a function."""
+    return textwrap.indent(textwrap.dedent(body).strip(), " " * 8)
 
 
 def _parameter_list(given: list[inspect.Parameter], extra: Iterable[str]) -> str:

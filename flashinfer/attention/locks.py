@@ -13,13 +13,12 @@ repeated call begins, and then waits for the one that is under way.
 from __future__ import annotations
 
 import _thread
-import inspect
 import time
 from typing import Any, Callable, TypeVar, cast
 
 import torch
 
-from .._runtime.codegen_wrapper import compiler, is_traced, wrap_with
+from .._runtime.codegen_wrapper import compiler, is_traced, parameters_of, wrap_with
 from ..fi_trace import dump_parts
 from . import streams
 
@@ -112,7 +111,7 @@ def one_at_a_time(method: F) -> F:
     effect if a signal handler raises between any two of them: ``acquire`` may raise while it waits, without the lock.
     """
     func, dump, names = dump_parts(method)
-    owner = next(iter(inspect.signature(func).parameters))
+    owner = parameters_of(func)[0].name
     body = f"""
         if _is_traced() or _compiler._is_compiling_flag:
             return _func({{arguments}})

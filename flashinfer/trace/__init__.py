@@ -11,9 +11,14 @@ apply/          such kernels in the place of our ops
 templates/      the templates and references, one module per family
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .check import default_check, default_tolerances, standard_check
-from .solution import BuildSpec, Solution, SourceFile, SupportedBindings, SupportedLanguages
 from .template import Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
+
+if TYPE_CHECKING:
+    from .solution import BuildSpec, Solution, SourceFile, SupportedBindings, SupportedLanguages
 
 __all__ = [
     "BuildSpec",
@@ -31,3 +36,12 @@ __all__ = [
     "default_tolerances",
     "standard_check",
 ]
+
+_OF_SOLUTION = ("BuildSpec", "Solution", "SourceFile", "SupportedBindings", "SupportedLanguages")
+
+
+def __getattr__(name: str) -> Any:
+    """Import the classes of kernels written for a definition when they are used: every start would wait for them."""
+    if name not in _OF_SOLUTION:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(".solution", __name__), name)
