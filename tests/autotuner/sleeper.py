@@ -18,7 +18,6 @@ from flashinfer.autotuner import (
 )
 
 BUCKETS = (4, 16)
-
 TO_BUCKET = make_bucket_mapper(BUCKETS)
 
 

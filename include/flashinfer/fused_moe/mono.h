@@ -21,7 +21,7 @@
 #define FLASHINFER_MONO_MXFP4_WARPS 16  // with MXFP4 and one token
 #endif
 #ifndef FLASHINFER_MONO_MXFP4_STAGES
-#define FLASHINFER_MONO_MXFP4_STAGES 3  // 2 KB of codes each; what is in flight delays the barrier of the grid
+#define FLASHINFER_MONO_MXFP4_STAGES 3  // 2 KB of codes each
 #endif
 #ifndef FLASHINFER_MONO_TOKENS
 #define FLASHINFER_MONO_TOKENS 8  // most tokens of a layer of 16-bit weights that takes this kernel, up to 16; 0: none
