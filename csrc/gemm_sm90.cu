@@ -195,7 +195,8 @@ bool Multiply(const Call& x, const ChooseConfig& choose) {
 }
 
 GemmConfig ChooseByRule(const GemmProblem& p, int64_t rows, int sms) {
-  return FindChoiceSm90(ShapeOf(p, rows), TILES, TILE_COUNT, sms);
+  const GemmShape shape = ShapeOf(p, rows);
+  return FindChoice(shape, sms, [&] { return ChooseSm90(shape, TILES, TILE_COUNT, sms); });
 }
 
 /// A batch of matrices, or one matrix, with rows and columns exchanged.

@@ -3,6 +3,7 @@
 // module has the kernels of one type of codes, listed in gemm_w4_sm90_config.inc.
 #include "tvm_ffi_utils.h"
 // clang-format off
+#include <flashinfer/gemm/choose_cache_sm90.h>
 #include <flashinfer/gemm/sm_count.h>
 #include <flashinfer/gemm/w4_sm90.h>
 #include "gemm_w4_sm90_config.inc"
@@ -12,12 +13,12 @@ using namespace flashinfer::gemm;
 
 namespace {
 
-constexpr int TILE_COUNT = sizeof(W4_TOKENS) / sizeof(W4_TOKENS[0]);
+constexpr int TILE_COUNT = sizeof(W4_TILES) / sizeof(W4_TILES[0]);
 static_assert(TILE_COUNT == sizeof(ENTRIES) / sizeof(ENTRIES[0]), "tiles of jit/gemm.py and of w4_sm90.h");
 
 int IndexOf(const GemmConfig& c) {
   int i = 0;
-  while (i < TILE_COUNT - 1 && W4_TOKENS[i] != c.block_m) ++i;
+  while (i < TILE_COUNT - 1 && !(W4_TILES[i].tokens == c.block_m && W4_TILES[i].weights == c.block_n)) ++i;
   return i;
 }
 
@@ -28,7 +29,10 @@ int IndexOf(const GemmConfig& c) {
 void gemm_w4_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
   const W4Problem& p = *static_cast<const W4Problem*>(problem);
   const DLDevice device{kDLCUDA, int32_t(device_id)};
-  GemmConfig c = ChooseW4(p.m, p.batch, p.n, p.k, SmCount(device.device_id));
+  const int sms = SmCount(device.device_id);
+  GemmShape shape{p.m, p.n, p.k, p.batch, Grouping::kPacked};
+  shape.is_gated = p.activation.is_active;
+  GemmConfig c = FindChoice(shape, sms, [&] { return ChooseW4(shape, sms); });
   c.enable_pdl = enable_pdl;
   c.weights_first = c.groups_first = weights_first;
   CheckStatus("gemm_w4_sm90", ENTRIES[IndexOf(c)](p, c, get_stream(device)));

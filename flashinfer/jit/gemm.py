@@ -156,8 +156,9 @@ get_gemm_sm90_module = module_cache(gen_dense_gemm_sm90_module)
 
 #: Type of the codes of each kind of module for four-bit weights, a ``WeightCode`` of gemm/w4_layout.h.
 _W4_KINDS = {"mxfp4": "kE2M1", "mxfp4_fp8": "kShiftedE2M1", "int4": "kInt4"}
-#: Tokens of their tiles, those of ``W4_TOKENS`` in gemm/w4_sm90.h.
-_W4_TOKENS = (8, 16, 32, 64, 96, 128, 160, 192, 256)
+#: Tokens and weights of their tiles, those of ``W4_TILES`` in gemm/w4_sm90.h.
+_W4_TILES = tuple((tokens, 128) for tokens in (8, 16, 32, 64, 160, 192))
+_W4_TILES += tuple((tokens, 256) for tokens in (8, 16, 32, 48, 64, 80, 96, 128))
 
 
 def gen_gemm_w4_sm90_module(kind: str = "mxfp4") -> JitSpec:
@@ -167,8 +168,11 @@ def gen_gemm_w4_sm90_module(kind: str = "mxfp4") -> JitSpec:
         "gemm_w4_sm90",
         backend="cuda",
         name=f"gemm_w4_sm90_{kind}",
-        kernels={f"tile_{tokens}x128": {"code": code, "tokens": tokens} for tokens in _W4_TOKENS},
-        config={"code": code, "tiles": _W4_TOKENS},
+        kernels={
+            f"tile_{tokens}x{weights}": {"code": code, "tokens": tokens, "weights": weights}
+            for tokens, weights in _W4_TILES
+        },
+        config={"code": code, "tiles": _W4_TILES},
         extra_cuda_cflags=sm90a_nvcc_flags,
     )
 

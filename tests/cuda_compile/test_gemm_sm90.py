@@ -21,13 +21,13 @@ UNITS += [("fp8_block", "swapped_64x64"), ("bf16", "swapped_8x64")]  # warpgroup
 UNITS += [("fp8_block", "quantizing_8x64")]  # tokens quantised by producer warps
 UNITS += [("fp8_block", "split_128x128"), ("fp8_block", "split_128x192")]  # K split by the blocks of a cluster
 UNITS += [("fp8_block", "gather_128x256")]  # rows copied by producer warps
-W4_UNITS = [("mxfp4", "tile_8x128"), ("mxfp4", "tile_16x128"), ("mxfp4", "tile_256x128")]
+W4_UNITS = [("mxfp4", f"tile_{tile}") for tile in ("8x128", "16x128", "192x128", "64x256", "128x256")]
 W4_UNITS += [
     ("mxfp4_fp8", "tile_16x128"),
     ("mxfp4_fp8", "tile_64x128"),
     ("int4", "tile_16x128"),
     ("int4", "tile_32x128"),
-    ("int4", "tile_256x128"),
+    ("int4", "tile_128x256"),
 ]
 
 #: Bytes that a unit may spill: block-scaled 128 x 192 tiles keep the numbers of a warpgroup and row outside their loop.

@@ -6,7 +6,7 @@ using namespace flashinfer;
 using namespace flashinfer::gemm;
 
 /// Compute a product of packed groups; `x` has the fields of the problem and of the configuration in the order below.
-EMULATION_EXPORT int gemm_w4(int64_t type, int64_t tokens, const int64_t* x) {
+EMULATION_EXPORT int gemm_w4(int64_t type, int64_t tokens, int64_t weights, const int64_t* x) {
   W4Problem g;
   const auto next = [&] { return *x++; };
   const auto pointer = [&] { return reinterpret_cast<void*>(*x++); };
@@ -28,31 +28,33 @@ EMULATION_EXPORT int gemm_w4(int64_t type, int64_t tokens, const int64_t* x) {
   c.enable_pdl = c.weights_first = c.groups_first = next() != 0;
   emulation::device.clusters = std::max(1, c.blocks / c.cluster);
   constexpr WeightCode E2M1 = WeightCode::kE2M1, SHIFTED = WeightCode::kShiftedE2M1, INT4 = WeightCode::kInt4;
-  switch (type * 1000 + tokens) {
-    case 8:
-      return int(GemmW4Sm90<E2M1, 8>(g, c, nullptr));
-    case 16:
-      return int(GemmW4Sm90<E2M1, 16>(g, c, nullptr));
-    case 32:
-      return int(GemmW4Sm90<E2M1, 32>(g, c, nullptr));
-    case 64:
-      return int(GemmW4Sm90<E2M1, 64>(g, c, nullptr));
-    case 160:
-      return int(GemmW4Sm90<E2M1, 160>(g, c, nullptr));
-    case 1008:
-      return int(GemmW4Sm90<SHIFTED, 8>(g, c, nullptr));
-    case 2064:
-      return int(GemmW4Sm90<INT4, 64>(g, c, nullptr));
-    case 1016:
-      return int(GemmW4Sm90<SHIFTED, 16>(g, c, nullptr));
-    case 2016:
-      return int(GemmW4Sm90<INT4, 16>(g, c, nullptr));
+  switch (type * 1000000 + weights * 1000 + tokens) {
+#define CASE(TYPE, WEIGHTS, TOKENS)                   \
+  case int(TYPE) * 1000000 + WEIGHTS * 1000 + TOKENS: \
+    return int(GemmW4Sm90<TYPE, TOKENS, WEIGHTS>(g, c, nullptr));
+    CASE(E2M1, 128, 8)
+    CASE(E2M1, 128, 16)
+    CASE(E2M1, 128, 32)
+    CASE(E2M1, 128, 64)
+    CASE(E2M1, 128, 160)
+    CASE(E2M1, 256, 16)
+    CASE(E2M1, 256, 48)
+    CASE(E2M1, 256, 128)
+    CASE(SHIFTED, 128, 8)
+    CASE(SHIFTED, 128, 16)
+    CASE(SHIFTED, 256, 32)
+    CASE(INT4, 128, 16)
+    CASE(INT4, 128, 64)
+    CASE(INT4, 256, 64)
+#undef CASE
   }
   return -1;
 }
 
-/// Return tokens * 16 + cluster of the rule.
-EMULATION_EXPORT int choose_w4(int64_t rows, int64_t groups, int64_t n, int64_t k) {
-  const GemmConfig c = ChooseW4(rows, groups, n, k, 132);
-  return c.block_m * 16 + c.cluster;
+/// Return (weights * 1000 + tokens) * 16 + cluster of the rule.
+EMULATION_EXPORT int choose_w4(int64_t rows, int64_t groups, int64_t n, int64_t k, int64_t is_gated) {
+  GemmShape x{rows, n, k, groups, Grouping::kPacked};
+  x.is_gated = is_gated != 0;
+  const GemmConfig c = ChooseW4(x, 132);
+  return (c.block_n * 1000 + c.block_m) * 16 + c.cluster;
 }

@@ -39,6 +39,8 @@ void ProductOfWidth(TensorView c, TensorView a, TensorView b) {
       return Product<TYPE, 16, false, false, false>(c, a, b);
     case 32:
       return Product<TYPE, 32, false, false, false>(c, a, b);
+    case 48:
+      return Product<TYPE, 48, false, false, false>(c, a, b);
     case 64:
       return Product<TYPE, 64, false, false, false>(c, a, b);
     case 88:

@@ -60,8 +60,12 @@ def run(
     cluster: int = 1,
     blocks: int = 2,
     weights_first: bool = False,
+    wide: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Multiply ``counts`` tokens of each expert, then one row that belongs to none; return tokens and results."""
+    """Multiply ``counts`` tokens of each expert, then one row that belongs to none; return tokens and results.
+
+    ``wide``: with tiles of 256 weights instead of 128.
+    """
     rows = sum(counts)
     a = torch.randn(rows + 1, weights.k).to(BF16)
     a[rows] = torch.nan
@@ -71,7 +75,7 @@ def run(
     fields += [rows + 1, weights.n, weights.k, weights.experts, OUTPUTS[out], gate is not None, address(factors)]
     fields += [address(x) for x in gate or [None] * 4] + [cluster, blocks, weights_first]
     packed = (ctypes.c_int64 * len(fields))(*fields)
-    assert library.call("gemm_w4", weights.type, tokens, ctypes.addressof(packed)) == 0
+    assert library.call("gemm_w4", weights.type, tokens, 256 if wide else 128, ctypes.addressof(packed)) == 0
     assert d[rows].isnan().all()
     return a[:rows], d[:rows]
 
@@ -106,27 +110,43 @@ def test_mxfp4(library, tokens, counts, cluster, weights_first):
     close(d, products(weights, a, counts), 1e-5)
 
 
-@pytest.mark.parametrize("tokens", [8, 64])
-def test_every_code_and_scale(library, tokens):
+@pytest.mark.parametrize(
+    "tokens, counts, n, blocks",
+    [(16, [1, 0, 30], 256, 1), (16, [3], 384, 2), (48, [48, 3, 50], 640, 3), (128, [120, 130], 384, 2)],
+)
+@pytest.mark.parametrize("weights_first", [False, True])
+def test_wide_tiles(library, tokens, counts, n, blocks, weights_first):
+    """The last tile of 256 weights may have 128."""
+    weights = Weights(E2M1, len(counts), n, 640)
+    a, d = run(library, weights, tokens, counts, blocks=blocks, weights_first=weights_first, wide=True)
+    close(d, products(weights, a, counts), 1e-5)
+
+
+@pytest.mark.parametrize("tokens, wide", [(8, False), (64, False), (16, True), (128, True)])
+def test_every_code_and_scale(library, tokens, wide):
     """Scales far below and above 1, and one that is no number."""
     weights = Weights(E2M1, 1, 128, 128, exponents=(60, 190))
-    a, d = run(library, weights, tokens, [5])
+    a, d = run(library, weights, tokens, [5], wide=wide)
     expected = products(weights, a, [5])
     assert ((d.double() - expected).abs() <= 1e-5 * (a.double().abs() @ weights.values[0].abs().T)).all()
     weights.scales[0, 0, 0, 3, 0] = 255  # row 3
-    _, d = run(library, weights, tokens, [5])
+    _, d = run(library, weights, tokens, [5], wide=wide)
     assert d.isnan().any(dim=0).nonzero().flatten().tolist() == [3]
 
 
-@pytest.mark.parametrize("type, tokens", [(SHIFTED, 8), (SHIFTED, 16), (INT4, 16), (INT4, 64)])
-def test_other_codes(library, type, tokens):
+@pytest.mark.parametrize(
+    "type, tokens, wide",
+    [(SHIFTED, 8, False), (SHIFTED, 16, False), (SHIFTED, 32, True)]
+    + [(INT4, 16, False), (INT4, 64, False), (INT4, 64, True)],
+)
+def test_other_codes(library, type, tokens, wide):
     """The int4 code times its scale is rounded to bf16."""
     weights = Weights(type, 2, 128, 256)
     factors = torch.rand(2) + 0.5
-    a, d = run(library, weights, tokens, [7, 20], factors=factors, blocks=1)
+    a, d = run(library, weights, tokens, [7, 20], factors=factors, blocks=1, wide=wide)
     expected = products(weights, a, [7, 20]) * factors.double().repeat_interleave(torch.tensor([7, 20])).view(-1, 1)
     close(d, expected, 1e-5 if type == SHIFTED else 2e-2)
-    a, rounded = run(library, weights, tokens, [7, 20], factors=factors, out=torch.float16)
+    a, rounded = run(library, weights, tokens, [7, 20], factors=factors, out=torch.float16, wide=wide)
     assert rounded.isfinite().all()
 
 
@@ -149,13 +169,19 @@ def test_other_tokens_do_not_matter(library):
     assert torch.equal(a, b) and torch.equal(alone, together)
 
 
-@pytest.mark.parametrize("tokens, counts, cluster", [(8, [2, 7], 2), (32, [20, 3], 1), (160, [100, 31], 1)])
-def test_gated(library, tokens, counts, cluster):
-    """The activation of GPT-OSS, with biases and constants of each expert."""
-    weights = Weights(E2M1, 2, 256, 256)
+@pytest.mark.parametrize(
+    "tokens, counts, cluster, n",
+    [(8, [2, 7], 2, 256), (32, [20, 3], 1, 256), (160, [100, 31], 1, 256)]
+    + [(16, [20, 3], 1, 512), (48, [40, 9], 1, 384), (128, [100, 31], 1, 256)],
+)
+def test_gated(library, tokens, counts, cluster, n):
+    """The activation of GPT-OSS, with biases and constants of each expert. The last tile of 384 rows has 128."""
+    wide = tokens in (16, 48, 128)
+    weights = Weights(E2M1, 2, n, 256)
     alpha, beta, limit = torch.tensor([1.702, 1.0]), torch.tensor([1.0, 0.5]), torch.tensor([7.0, 3.0])
-    bias = torch.randn(2, 256).to(BF16)
-    a, d = run(library, weights, tokens, counts, out=BF16, gate=[alpha, beta, limit, bias], cluster=cluster)
+    bias = torch.randn(2, n).to(BF16)
+    gates = [alpha, beta, limit, bias]
+    a, d = run(library, weights, tokens, counts, out=BF16, gate=gates, cluster=cluster, wide=wide)
     expert = torch.arange(2).repeat_interleave(torch.tensor(counts))
     up, gate = (products(weights, a, counts) + bias.double()[expert]).chunk(2, dim=1)
     of = lambda x: x.double()[expert].view(-1, 1)  # noqa: E731
@@ -166,12 +192,22 @@ def test_gated(library, tokens, counts, cluster):
 
 
 @pytest.mark.parametrize(
-    "rows, groups, n, chosen",
-    [(4, 128, 5888, 8), (1, 8, 512, 8), (256, 128, 5888, 8), (1024, 128, 5888, 16)]
-    + [(16384, 128, 5888, 160), (10**5, 8, 5888, 256)],
+    "rows, groups, chosen",
+    [(4, 128, (8, 128)), (256, 128, (8, 128)), (1024, 128, (16, 256)), (4096, 128, (48, 256)), (8192, 128, (80, 256))]
+    + [(16384, 128, (160, 128)), (10**5, 8, (128, 256))],
 )
-def test_choice(library, rows, groups, n, chosen):
-    """The tile takes all rows of most experts; few tiles are split over K."""
-    number = library.call("choose_w4", rows, groups, n, 7168)
-    assert number // 16 == chosen
+def test_choice(library, rows, groups, chosen):
+    """The tile takes all rows of most experts; those of GPT-OSS as measured. Few tiles are split over K."""
+    number = library.call("choose_w4", rows, groups, 5888, 2944, True)
+    assert divmod(number // 16, 1000)[::-1] == chosen
     assert (number % 16 > 1) == (rows <= 4)
+
+
+@pytest.mark.parametrize(
+    "rows, n, chosen", [(1, 512, 8), (16, 512, 8), (16, 8192, 8), (17, 16384, 32), (48, 16384, 64)]
+)
+def test_choice_for_one_expert(library, rows, n, chosen):
+    """The number of its rows is known; tiles of 256 weights, or of more tokens, would leave SMs idle."""
+    number = library.call("choose_w4", rows, 1, n, 7168, False)
+    assert divmod(number // 16, 1000)[::-1] == (chosen, 128)
+    assert (number % 16 > 1) == (n == 512)

@@ -36,7 +36,7 @@ def small_integers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(-4, 5, shape, device="cuda").to(torch.float32).to(dtype)
 
 
-@pytest.mark.parametrize("n", [8, 16, 32, 64, 88, 96, 128, 192, 256])
+@pytest.mark.parametrize("n", [8, 16, 32, 48, 64, 88, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [BF16, F16, E4M3])
 def test_wgmma_k_major(primitives, dtype, n):
     k = 128 // dtype.itemsize

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choices of ChooseSm90 that a thread has made before. The model of all tiles takes 0.5 us, a look-up 0.02.
+// Choices of tiles that a thread has made before. The model of all tiles takes 0.5 us, a look-up 0.02.
 #pragma once
 #include "choose_sm90.h"
 
@@ -12,8 +12,9 @@ inline bool IsSameShape(const GemmShape& x, const GemmShape& y) {
          x.is_gated == y.is_gated;
 }
 
-/// Return ChooseSm90 of these arguments. All calls of a module have the same tiles.
-inline GemmConfig FindChoiceSm90(const GemmShape& x, const TileShape* tiles, int count, int sms) {
+/// Return choose(), which depends on `x` and `sms` alone in all calls of a module with this type of `choose`.
+template <typename Choose>
+GemmConfig FindChoice(const GemmShape& x, int sms, const Choose& choose) {
   struct Entry {
     GemmShape shape;
     int sms;  // 0: not in use
@@ -25,7 +26,7 @@ inline GemmConfig FindChoiceSm90(const GemmShape& x, const TileShape* tiles, int
   for (const int64_t size : {x.n, x.k, x.batch}) hash = hash * 31 + uint64_t(size);
   Entry& entry = entries[(hash * 0x9E3779B97F4A7C15u) >> 57];
   if (entry.sms != sms || !IsSameShape(entry.shape, x)) {
-    entry.choice = ChooseSm90(x, tiles, count, sms);
+    entry.choice = choose();
     entry.shape = x, entry.sms = sms;
   }
   return entry.choice;

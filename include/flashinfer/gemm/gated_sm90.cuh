@@ -195,10 +195,11 @@ __device__ __forceinline__ void StoreGatedBlocks(const GemmParams& p, float (&ac
   for (int slab = 0; slab < 2; ++slab) StoreCodes(p, acc[0] + 32 * slab, staging, tile, warp_row, column + 64 * slab);
 }
 
-/// Swaps of sums between the two consumer warpgroups. `slots`: SWAP_BYTES of shared memory.
+/// Swaps of sums between two consumer warpgroups. `slots`: SWAP_BYTES of shared memory for each `pair` of warpgroups.
 class HalvesSwap {
  public:
-  __device__ __forceinline__ explicit HalvesSwap(unsigned char* slots) : slots_(reinterpret_cast<float2*>(slots)) {}
+  __device__ __forceinline__ explicit HalvesSwap(unsigned char* slots, int pair = 0)
+      : slots_(reinterpret_cast<float2*>(slots + pair * SWAP_BYTES)), pair_(pair) {}
 
   /// Give the other warpgroup its two sums, and return the two that it gives: group 0 (ups) keeps those of its first row
   /// and group 1 (gates) those of its second row. Two turns use different slots, so one barrier per turn is enough.
@@ -206,12 +207,18 @@ class HalvesSwap {
     float2* const slots = slots_ + turn_ * CONSUMERS * WARPGROUP + threadIdx.x % WARPGROUP;
     turn_ ^= 1;
     slots[group * WARPGROUP] = group == 0 ? float2{x[2], x[3]} : float2{x[0], x[1]};
-    ptx::BarrierSync(1, CONSUMERS * WARPGROUP);
+    // Barriers with constant numbers: otherwise a block takes all 16.
+    if (pair_ == 0) {
+      ptx::BarrierSync(1, CONSUMERS * WARPGROUP);
+    } else {
+      ptx::BarrierSync(2, CONSUMERS * WARPGROUP);
+    }
     return slots[(1 - group) * WARPGROUP];
   }
 
  private:
   float2* const slots_;
+  const int pair_;
   int turn_ = 0;
 };
 

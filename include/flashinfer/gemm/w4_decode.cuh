@@ -54,19 +54,12 @@ class FragmentDecoder {
     return TYPE == WeightCode::kE2M1 && (bytes & 0x80808080u) != 0;
   }
 
-  /// Decode the words of 64 columns; half: 0 or 1 of the 128 columns.
-  __device__ __forceinline__ void Decode(const uint4& words, int half, uint32_t (&to)[4][4]) const {
-    uint32_t pair[2][4];
-#pragma unroll
-    for (int g = 0; g < 2; ++g) {
-      Multiply<true>(g == 0 ? words.x : words.z, g == 0 ? words.y : words.w, 2 * half + g, pair);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) to[2 * g + i / 4][i % 4] = pair[i / 4][i % 4];
-    }
-    if (TYPE == WeightCode::kE2M1 && is_large_) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) MultiplyLarge(2 * half + j / 2, to[j]);
-    }
+  /// Decode the words of 64 columns; half: 0 or 1 of the 128 columns. `from`: where the words are in shared memory, which
+  /// large scales read again so that words need no registers until then.
+  __device__ __forceinline__ void Decode(const uint4& words, const unsigned char* from, int half,
+                                         uint32_t (&to)[4][4]) const {
+    DecodeHalf<false>(words, half, to);
+    if (TYPE == WeightCode::kE2M1 && is_large_) DecodeHalf<true>(*reinterpret_cast<const uint4*>(from), half, to);
   }
 
   /// Decode the two words of group 0 to 3 of 32 columns. MAY_BE_LARGE: false if HasLarge() is false.
@@ -80,6 +73,17 @@ class FragmentDecoder {
   }
 
  private:
+  template <bool MAY_BE_LARGE>
+  __device__ __forceinline__ void DecodeHalf(const uint4& words, int half, uint32_t (&to)[4][4]) const {
+    uint32_t pair[2][4];
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      DecodeGroup<MAY_BE_LARGE>(g == 0 ? words.x : words.z, g == 0 ? words.y : words.w, 2 * half + g, pair);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to[2 * g + i / 4][i % 4] = pair[i / 4][i % 4];
+    }
+  }
+
   template <bool MAY_BE_LARGE>
   __device__ __forceinline__ void Multiply(uint32_t x, uint32_t y, int group, uint32_t (&to)[2][4]) const {
     uint32_t factor[2];
@@ -124,7 +128,7 @@ class FragmentDecoder<WeightCode::kInt4> {
 
   __device__ __forceinline__ static bool HasLarge(uint32_t) { return false; }
 
-  __device__ __forceinline__ void Decode(const uint4& words, int, uint32_t (&to)[4][4]) const {
+  __device__ __forceinline__ void Decode(const uint4& words, const unsigned char*, int, uint32_t (&to)[4][4]) const {
     const uint32_t x[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) DecodeWord(x[j], to[j]);

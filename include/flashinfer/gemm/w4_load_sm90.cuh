@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operands of products with four-bit weights: parameters, and loads by TMA of packed weights, their scales and tokens to a
 // ring, 128 of K per stage.
-//   stage: tokens (2 slabs of 64 of K) | codes of 64 rows, of 64 more (4 strips x 1 KB); scales in an array of their own
-//   a load brings codes of all 128 rows, another their scales, others BOX_TOKENS tokens by BOX_SLABS slabs each
+//   stage: tokens (2 slabs of 64 of K) | codes of 64 rows, of 64 more ... (4 strips x 1 KB); scales in an array of their own
+//   a load brings codes of all rows, another their scales, others BOX_TOKENS tokens by BOX_SLABS slabs each
 #pragma once
 #include "../ptx/elect.cuh"
 #include "swapped_sm90.cuh"
@@ -13,6 +13,8 @@ namespace flashinfer {
 namespace gemm {
 
 constexpr int W4_BLOCK_K = 128;
+constexpr int W4_RASTER = 8;                                   // tiles of tokens whose weights are read together
+constexpr int W4_GROUP_ROWS = 64;                              // rows of weights of a warpgroup
 constexpr int W4_STRIPS = 4;                                   // strips of 16 rows per warpgroup
 constexpr int W4_STRIP_WORDS = 256;                            // 4-byte words of a strip per stage
 constexpr int W4_CODE_BYTES = W4_STRIPS * W4_STRIP_WORDS * 4;  // per warpgroup and stage
@@ -42,8 +44,10 @@ class W4Loads {
   __device__ __forceinline__ void SetTile(const Tile& tile) {
     const bool is_gated = params_.gemm.activation.is_active;
     row_ = tile.row, boxes_ = CeilDivide(min(Traits::TOKENS, tile.end_row - tile.row), Traits::BOX_TOKENS);
-    // Ups and gates are 64 rows each of two entries of the batch, other weights 128 rows of one (FillW4Params).
-    block_ = is_gated ? tile.n_tile : 2 * tile.n_tile, batch_ = is_gated ? 2 * tile.weight_batch : tile.weight_batch;
+    // Ups and gates are half of the rows each, of two entries of the batch; other weights are rows of one (FillW4Params).
+    constexpr int BLOCKS = Traits::WEIGHTS / W4_GROUP_ROWS;
+    block_ = (is_gated ? BLOCKS / 2 : BLOCKS) * tile.n_tile;
+    batch_ = is_gated ? 2 * tile.weight_batch : tile.weight_batch;
     bytes_ = Traits::CODE_BYTES + Traits::SCALE_BYTES + 2 * boxes_ * Traits::BOX_TOKENS * SLAB_K_BYTES;
   }
 
@@ -127,20 +131,36 @@ __device__ __forceinline__ void ProduceW4(const W4Params& params, const hopper::
   __syncwarp();
 }
 
+/// What warpgroup `group` of those that share a tile of WEIGHTS weights has: the first half of them have the ups of gated
+/// weights, and the others the gates, in the same order.
+template <int WEIGHTS>
+struct W4Rows {
+  static constexpr int PAIRS = WEIGHTS / W4_GROUP_ROWS / 2;
+  int group;
+
+  __device__ __forceinline__ int Half() const { return group / PAIRS; }
+  __device__ __forceinline__ int Pair() const { return group % PAIRS; }
+  /// Return the first column of the results.
+  __device__ __forceinline__ int Column(const GemmParams& p, const Tile& tile) const {
+    return p.activation.is_active ? (tile.n_tile * PAIRS + Pair()) * W4_GROUP_ROWS
+                                  : tile.n_tile * WEIGHTS + group * W4_GROUP_ROWS;
+  }
+};
+
 /// Scale, activate and store the sums of a tile. add(finish) calls finish(fragment number, sums) for each fragment that this
-/// block stores. Called by all threads of the two warpgroups that have the sums; `group`: number of the warpgroup.
-template <WeightCode TYPE, typename Add>
-__device__ __forceinline__ void StoreW4(const GemmParams& p, const Tile& tile, HalvesSwap& swap, int group,
-                                        const Add& add) {
+/// block stores. Called by all threads of the warpgroups that have the sums; `swap`: that of the pair of warpgroups.
+template <WeightCode TYPE, int WEIGHTS, typename Add>
+__device__ __forceinline__ void StoreW4(const GemmParams& p, const Tile& tile, HalvesSwap& swap,
+                                        const W4Rows<WEIGHTS>& rows, const Add& add) {
   constexpr float LEFT_OUT = LeftOutFactor(TYPE);
+  const int column = rows.Column(p, tile);
   if (p.activation.is_active) {
     const GateConstants constants(p, tile.weight_batch, LEFT_OUT);
     add([&](int j, float (&sum)[4]) {
       if (tile.row + 8 * j >= tile.end_row) return;  // the same in both warpgroups
-      StoreGatedTokens(p, sum, swap, constants, group, tile.n_tile * SWAPPED_WEIGHTS / 2, tile, tile.row + 8 * j);
+      StoreGatedTokens(p, sum, swap, constants, rows.Half(), column, tile, tile.row + 8 * j);
     });
   } else {
-    const int column = tile.n_tile * SWAPPED_WEIGHTS + group * 64;
     const float factor = LEFT_OUT * WeightFactor(p, tile);
     add([&](int j, float (&sum)[4]) {
       if (tile.row + 8 * j < tile.end_row) StoreTokens(p, sum, factor, column, tile, tile.row + 8 * j);
@@ -150,16 +170,17 @@ __device__ __forceinline__ void StoreW4(const GemmParams& p, const Tile& tile, H
 
 #endif
 
-/// Encode the map of blocks of `block_rows` rows by `words` words of 4 bytes for loads of two blocks and `box_words`. Those
-/// are neighbours or, of gated weights, number i of the first half of an entry of the batch and i of the second half.
+/// Encode the map of blocks of `block_rows` rows by `words` words of 4 bytes for loads of `box_blocks` blocks and
+/// `box_words`. Those are neighbours; of gated weights, half of them are of the first half of an entry of the batch, and
+/// half of the second half.
 inline cudaError_t EncodeBlocks(CUtensorMap* map, const void* data, int64_t words, int64_t blocks, int block_rows,
-                                int64_t batch, int box_words, bool is_gated) {
+                                int64_t batch, int box_words, int box_blocks, bool is_gated) {
   hopper::TensorBox t;
   t.data = data, t.element_bytes = 4, t.swizzle = false;
   const int64_t rows = (is_gated ? blocks / 2 : blocks) * block_rows;
   t.size[0] = words, t.size[1] = rows, t.size[2] = is_gated ? 2 * batch : batch;
   t.stride_bytes[0] = words * 4, t.stride_bytes[1] = words * rows * 4;
-  t.box[0] = box_words, t.box[1] = is_gated ? block_rows : 2 * block_rows, t.box[2] = is_gated ? 2 : 1;
+  t.box[0] = box_words, t.box[1] = (is_gated ? box_blocks / 2 : box_blocks) * block_rows, t.box[2] = is_gated ? 2 : 1;
   return hopper::FindTensorMap(map, t);
 }
 
@@ -182,17 +203,19 @@ cudaError_t FillW4Params(W4Params* params, const W4Problem& x, const GemmConfig&
   const bool is_gated = x.activation.is_active;
   cudaError_t status = EncodeSlabs(&p->tokens, x.a, x.k, x.m, x.a_stride, Traits::BOX_TOKENS, Traits::BOX_SLABS);
   if (status != cudaSuccess) return status;
-  const int64_t blocks = x.n / 64;
-  status =
-      EncodeBlocks(&p->weights, x.b, k_blocks * W4_STRIP_WORDS, blocks, W4_STRIPS, x.weights, W4_STRIP_WORDS, is_gated);
+  const int64_t blocks = x.n / W4_GROUP_ROWS;
+  constexpr int BOX_BLOCKS = Traits::WEIGHTS / W4_GROUP_ROWS;
+  status = EncodeBlocks(&p->weights, x.b, k_blocks * W4_STRIP_WORDS, blocks, W4_STRIPS, x.weights, W4_STRIP_WORDS,
+                        BOX_BLOCKS, is_gated);
   if (status != cudaSuccess) return status;
   constexpr int SCALE_WORDS = ScaleBytes(Traits::TYPE) / 4;
   status = EncodeBlocks(&params->scales, x.codes_scales, k_blocks * SCALE_WORDS, blocks, 1, x.weights, SCALE_WORDS,
-                        is_gated);
+                        BOX_BLOCKS, is_gated);
   if (status != cudaSuccess) return status;
   TileParams& t = p->tiles;
   t.groups = x.groups, t.group_count = int(x.batch), t.m = int(x.m), t.grouping = x.grouping;
-  t.n_tiles = int(x.n / SWAPPED_WEIGHTS);
+  t.n_tiles = int(CeilDiv(x.n, Traits::WEIGHTS));
+  t.raster = W4_RASTER;
   p->d = x.d, p->d_stride = x.d_stride, p->weight_factors = x.weight_factors, p->activation = x.activation;
   p->n = int(is_gated ? x.n / 2 : x.n), p->k_blocks = int(k_blocks);
   p->cluster = c.cluster, p->out = x.out;

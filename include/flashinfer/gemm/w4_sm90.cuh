@@ -3,7 +3,9 @@
 // side. TMA loads packed weights, their scales and tokens to a ring, 128 of K per stage; each consumer warpgroup decodes
 // 64 rows of weights, 64 of K at a time, while the tensor cores multiply the 64 before.
 //   d[token][row] = sum over k of a[token][k] * code[row][k] * scale[row][k / group]
-//   stage: tokens (2 slabs of TOKENS x 64) | codes of warpgroup 0, of 1 (4 strips x 1 KB); scales in an array of their own
+//   stage: tokens (2 slabs of TOKENS x 64) | codes of warpgroup 0, of 1 ... (4 strips x 1 KB); scales in an array of their own
+//   a tile of 128 weights has two consumer warpgroups; one of 256 has four, of which some decode while others multiply, and
+//   reads tokens half as often, but does not split K
 //   bound by DRAM up to some 50 tokens per group, above that by the products
 //   test  pytest tests/hopper/test_emulated_w4.py      bench  python benchmarks/bench_fused_moe.py -k mxfp4
 #pragma once
@@ -13,26 +15,32 @@
 namespace flashinfer {
 namespace gemm {
 
-template <WeightCode TYPE_, int TOKENS_>
+template <WeightCode TYPE_, int TOKENS_, int WEIGHTS_>
 struct W4Traits {
   static constexpr WeightCode TYPE = TYPE_;
-  static constexpr int TOKENS = TOKENS_;
+  static constexpr int TOKENS = TOKENS_, WEIGHTS = WEIGHTS_, GROUPS = WEIGHTS / W4_GROUP_ROWS;  // consumer warpgroups
+  // Halves of a stage whose fragments a thread keeps: with one, the next half is decoded when products have ended.
+  static constexpr int FRAGMENT_BUFFERS = (WEIGHTS > W4_WEIGHTS && TOKENS > 64) ? 1 : 2;
   // Tokens of a load; those that no row needs are left out.
   static constexpr int BOX_TOKENS = TOKENS % 64 == 0 ? 64 : TOKENS % 32 == 0 ? 32 : TOKENS;
   static constexpr int BOX_SLABS = BOX_TOKENS == TOKENS ? 2 : 1;  // slabs of a load
   static constexpr int SLAB_BYTES = TOKENS * SLAB_K_BYTES, TOKEN_BYTES = 2 * SLAB_BYTES;
-  static constexpr int CODE_BYTES = CONSUMERS * W4_CODE_BYTES;
+  static constexpr int CODE_BYTES = GROUPS * W4_CODE_BYTES;
   static constexpr int STAGE_BYTES = TOKEN_BYTES + CODE_BYTES;
-  static constexpr int SCALE_BYTES = CONSUMERS * ScaleBytes(TYPE);
-  static constexpr int THREADS = GEMM_THREADS, BLOCKS_PER_SM = 1, PRODUCERS = 1;
+  static constexpr int SCALE_BYTES = GROUPS * ScaleBytes(TYPE);
+  static constexpr int THREADS = (1 + GROUPS) * WARPGROUP, BLOCKS_PER_SM = 1, PRODUCERS = 1;
+  // Of five warpgroups, 32 * 128 + 112 * 512 = 96 * 640.
+  static constexpr int PRODUCER_REGISTERS = WEIGHTS > W4_WEIGHTS ? 32 : SWAPPED_PRODUCER_REGISTERS;
+  static constexpr int CONSUMER_REGISTERS = WEIGHTS > W4_WEIGHTS ? 112 : SWAPPED_CONSUMER_REGISTERS;
   static constexpr bool ENCODES = false;  // tokens are loaded as they are (see SwappedTraits)
-  static constexpr bool CAN_SPLIT = TOKENS <= W4_SPLIT_TOKENS;
+  static constexpr bool CAN_SPLIT = TOKENS <= W4_SPLIT_TOKENS && WEIGHTS == W4_WEIGHTS;
   static constexpr int MAX_SPLIT = CAN_SPLIT ? SplitBuffer<TOKENS>::MAX_SPLIT : 1;
   static constexpr int SPLIT_BYTES = CAN_SPLIT ? SplitBuffer<TOKENS>::MaxBytes() : 0;
-  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES - SWAP_BYTES;
+  static constexpr int SWAPS_BYTES = GROUPS / 2 * SWAP_BYTES;
+  static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES - SWAPS_BYTES;
   static constexpr int STAGES = RING_BYTES / (STAGE_BYTES + SCALE_BYTES);
   static constexpr int SHARED_BYTES =
-      1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + SWAP_BYTES;
+      1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + SWAPS_BYTES;
   static constexpr int SPLIT_BARRIERS = BARRIER_BYTES - 64;  // byte offset of the barriers of SplitSum
   static_assert(2 * STAGES * 8 <= SPLIT_BARRIERS && STAGE_BYTES % 1024 == 0 && STAGES >= 3, "tile shape");
 };
@@ -45,12 +53,13 @@ struct W4Stage {
   uint64_t tokens;                      // wgmma descriptor
 };
 
-/// Compute acc = the sum over `k_blocks` stages. The products of 64 of K are in flight while the next 64 are decoded. A
-/// stage is released when the products of half of the next one are issued.
+/// Compute acc = the sum over `k_blocks` stages. With two buffers of fragments, the products of 64 of K are in flight while
+/// the next 64 are decoded. A stage is released when the next one is read and its own products have ended.
 template <typename Traits>
 __device__ __forceinline__ void SumPacked(float (&acc)[Traits::TOKENS / 2], const hopper::Ring<Traits::STAGES>& ring,
                                           hopper::RingPosition<Traits::STAGES>& at, const W4Stage& from, int k_blocks) {
-  uint32_t fragments[2][4][4];
+  constexpr int BUFFERS = Traits::FRAGMENT_BUFFERS;
+  uint32_t fragments[BUFFERS][4][4];
   int previous = 0;
   for (int kb = 0; kb < k_blocks; ++kb) {
     ring.WaitFull(at);
@@ -59,15 +68,16 @@ __device__ __forceinline__ void SumPacked(float (&acc)[Traits::TOKENS / 2], cons
     const uint64_t tokens = hopper::AdvanceDescriptor(from.tokens, at.stage * Traits::STAGE_BYTES);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint4 words = *reinterpret_cast<const uint4*>(codes + half * W4_BLOCK_BYTES);
-      ptx::WgmmaWait<1>();  // fragments[half] are free
-      if (half == 1 && kb > 0) ring.Release(previous, 1);
-      decoder.Decode(words, half, fragments[half]);
+      const unsigned char* const from_codes = codes + half * W4_BLOCK_BYTES;
+      const uint4 words = *reinterpret_cast<const uint4*>(from_codes);
+      ptx::WgmmaWait<BUFFERS - 1>();  // the fragments to come are free
+      if (half == BUFFERS - 1 && kb > 0) ring.Release(previous, 1);
+      decoder.Decode(words, from_codes, half, fragments[half % BUFFERS]);
       ptx::WgmmaFence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         ptx::Wgmma<ptx::WgmmaType::kBf16, Traits::TOKENS>::Run(
-            acc, fragments[half][k],
+            acc, fragments[half % BUFFERS][k],
             hopper::AdvanceDescriptor(tokens, half * Traits::SLAB_BYTES + k * hopper::WGMMA_K_BYTES),
             kb > 0 || half > 0 || k > 0);
       }
@@ -88,15 +98,23 @@ class W4Consumer {
   using Split = SplitSum<Traits::CAN_SPLIT ? TOKENS : 8>;
 
   __device__ __forceinline__ W4Consumer(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
-                                        const W4Stage& stage, const Split& split, HalvesSwap swap, int group)
-      : p_(p), ring_(ring), stage_(stage), split_(split), swap_(swap), group_(group) {}
+                                        const W4Stage& stage, const Split& split, HalvesSwap swap,
+                                        const W4Rows<Traits::WEIGHTS>& rows)
+      : p_(p), ring_(ring), stage_(stage), split_(split), swap_(swap), rows_(rows) {}
 
   /// Compute a part of a tile.
   __device__ __forceinline__ void Run(const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
+    if (Traits::WEIGHTS > W4_WEIGHTS && rows_.Column(p_, part.tile) >= p_.n) {  // n is a multiple of 128
+      for (int kb = part.first; kb < part.end; ++kb, at.Advance()) {
+        ring_.WaitFull(at);
+        ring_.Release(at.stage, 1);
+      }
+      return;
+    }
     float acc[TOKENS / 2];
     SumPacked<Traits>(acc, ring_, at, stage_, part.end - part.first);
     if (p_.cluster > 1 && turn_ == 0) ptx::ClusterWait();  // barriers of the other blocks are initialised
-    StoreW4<Traits::TYPE>(p_, part.tile, swap_, group_, [&](const auto& finish) { Add(acc, finish); });
+    StoreW4<Traits::TYPE>(p_, part.tile, swap_, rows_, [&](const auto& finish) { Add(acc, finish); });
     ++turn_;
   }
 
@@ -122,14 +140,14 @@ class W4Consumer {
   const W4Stage stage_;
   const Split& split_;
   HalvesSwap swap_;
-  const int group_;
+  const W4Rows<Traits::WEIGHTS> rows_;
   uint32_t turn_ = 0;
 };
 
 #endif
 
 template <typename Traits>
-__global__ void __launch_bounds__(GEMM_THREADS, 1) GemmW4Sm90Kernel(const __grid_constant__ W4Params params) {
+__global__ void __launch_bounds__(Traits::THREADS, 1) GemmW4Sm90Kernel(const __grid_constant__ W4Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char shared[];
   const GemmParams& p = params.gemm;
@@ -138,13 +156,12 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmW4Sm90Kernel(const __grid
   const hopper::Ring<Traits::STAGES> ring{base};
   constexpr int SCALES = BARRIER_BYTES + Traits::STAGES * Traits::STAGE_BYTES;
   constexpr int BUFFER = SCALES + Traits::STAGES * Traits::SCALE_BYTES;
-  const HalvesSwap swap(aligned + BUFFER + Traits::SPLIT_BYTES);
   const typename W4Consumer<Traits>::Split split(aligned + Traits::SPLIT_BARRIERS, aligned + BUFFER, p.cluster);
   if (threadIdx.x == 0) {
     ptx::PrefetchTensorMap(&p.weights);
     ptx::PrefetchTensorMap(&p.tokens);
     ptx::PrefetchTensorMap(&params.scales);
-    ring.Init(CONSUMERS * WARPGROUP / 32);
+    ring.Init(Traits::GROUPS * WARPGROUP / 32);
     split.Init();
   }
   __syncthreads();
@@ -153,17 +170,20 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmW4Sm90Kernel(const __grid
   ptx::LaunchDependents();
   const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
   if (role == 0) {
-    ptx::ReleaseRegisters<SWAPPED_PRODUCER_REGISTERS>();
+    ptx::ReleaseRegisters<Traits::PRODUCER_REGISTERS>();
     if (threadIdx.x < 32) ProduceW4<Traits>(params, ring, base + BARRIER_BYTES, base + SCALES, 0);
     __syncwarp();
     if (p.cluster > 1) ptx::ClusterWait();
   } else {
-    ptx::TakeRegisters<SWAPPED_CONSUMER_REGISTERS>();
-    const int group = role - 1, warp = int(threadIdx.x) % WARPGROUP / 32, lane = threadIdx.x % 32;
+    ptx::TakeRegisters<Traits::CONSUMER_REGISTERS>();
+    const int group = role - 1;
+    const W4Rows<Traits::WEIGHTS> rows{group};
+    const int warp = int(threadIdx.x) % WARPGROUP / 32, lane = threadIdx.x % 32;
     const int codes = Traits::TOKEN_BYTES + group * W4_CODE_BYTES + warp * W4_STRIP_WORDS * 4 + lane * 16;
     const W4Stage stage = {aligned + BARRIER_BYTES + codes, aligned + SCALES + group * ScaleBytes(Traits::TYPE),
                            hopper::DescriptorKMajor(base + BARRIER_BYTES)};
-    W4Consumer<Traits> consumer(p, ring, stage, split, swap, group);
+    const HalvesSwap swap(aligned + BUFFER + Traits::SPLIT_BYTES, rows.Pair());
+    W4Consumer<Traits> consumer(p, ring, stage, split, swap, rows);
     ForEachPart<Traits>(
         p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) { consumer.Run(part, at); });
     if (p.cluster > 1 && consumer.turn() == 0) ptx::ClusterWait();
@@ -172,19 +192,19 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmW4Sm90Kernel(const __grid
 #endif
 }
 
-/// Compute d = a b^T with tiles of up to TOKENS tokens by 128 weights.
-template <WeightCode TYPE, int TOKENS>
+/// Compute d = a b^T with tiles of up to TOKENS tokens by 128 or 256 weights.
+template <WeightCode TYPE, int TOKENS, int WEIGHTS>
 Status GemmW4Sm90(const W4Problem& problem, const GemmConfig& config, Stream stream) {
   if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
   if (problem.grouping != Grouping::kPacked || problem.n % SWAPPED_WEIGHTS != 0 || problem.k % W4_BLOCK_K != 0 ||
       problem.k == 0 || problem.bias != nullptr || problem.weight_indices != nullptr) {
     return cudaErrorInvalidValue;
   }
-  if constexpr (TOKENS <= W4_STREAM_TOKENS) {
+  if constexpr (TOKENS <= W4_STREAM_TOKENS && WEIGHTS == W4_WEIGHTS) {
     using Traits = W4StreamTraits<TYPE, TOKENS>;
     return LaunchW4<Traits, GemmW4StreamSm90Kernel<Traits>>(problem, config, stream);
   } else {
-    using Traits = W4Traits<TYPE, TOKENS>;
+    using Traits = W4Traits<TYPE, TOKENS, WEIGHTS>;
     return LaunchW4<Traits, GemmW4Sm90Kernel<Traits>>(problem, config, stream);
   }
 }

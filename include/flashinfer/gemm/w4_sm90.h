@@ -15,12 +15,26 @@ struct W4Problem : GemmProblem {
   const void* codes_scales = nullptr;  // folded, (weights, n / 64, k / 128, ...): moe scales of mixed_weights.py
 };
 
-/// Compute d = a b^T with tiles of up to TOKENS tokens by 128 weights (w4_sm90.cuh).
-template <WeightCode TYPE, int TOKENS>
+/// Compute d = a b^T with tiles of up to TOKENS tokens by 128 or 256 weights (w4_sm90.cuh).
+template <WeightCode TYPE, int TOKENS, int WEIGHTS>
 Status GemmW4Sm90(const W4Problem& problem, const GemmConfig& config, Stream stream);
 
-constexpr int W4_TOKENS[] = {8, 16, 32, 64, 96, 128, 160, 192, 256};  // tokens of each tile of a module
-constexpr int W4_SPLIT_TOKENS = 64;                                   // tiles with more tokens do not split K
+constexpr int W4_WEIGHTS = 128, W4_WIDE_WEIGHTS = 256;
+
+/// Most tokens of a tile, its weights, and its nanoseconds per 128 of K, without those of W4Once().
+struct W4Tile {
+  int tokens, weights;
+  double k_block;
+};
+
+/// Tiles of a module, those of jit/gemm.py.
+constexpr W4Tile W4_TILES[] = {
+    {8, W4_WEIGHTS, 275},        {16, W4_WEIGHTS, 390},        {32, W4_WEIGHTS, 450},       {64, W4_WEIGHTS, 575},
+    {160, W4_WEIGHTS, 1000},     {192, W4_WEIGHTS, 1150},      {8, W4_WIDE_WEIGHTS, 690},   {16, W4_WIDE_WEIGHTS, 735},
+    {32, W4_WIDE_WEIGHTS, 790},  {48, W4_WIDE_WEIGHTS, 915},   {64, W4_WIDE_WEIGHTS, 1035}, {80, W4_WIDE_WEIGHTS, 1195},
+    {96, W4_WIDE_WEIGHTS, 1360}, {128, W4_WIDE_WEIGHTS, 1550},
+};
+constexpr int W4_SPLIT_TOKENS = 64;  // tiles with more tokens or weights do not split K
 
 // Tiles of up to this many tokens are computed by w4_stream_sm90.cuh, whose products are too slow for more.
 #ifndef FLASHINFER_W4_STREAM_TOKENS
@@ -51,43 +65,66 @@ constexpr int W4_SPLIT_TOKENS = 64;                                   // tiles w
 #ifndef FLASHINFER_W4_STREAM_STAGES
 #define FLASHINFER_W4_STREAM_STAGES 24
 #endif
-// Mean of tokens per group up to which groups of more than 32 tokens are several of its tiles, decoded each time.
-#ifndef FLASHINFER_W4_STREAM_MEAN
-#define FLASHINFER_W4_STREAM_MEAN 0
-#endif
 constexpr int W4_STREAM_TOKENS = FLASHINFER_W4_STREAM_TOKENS;
 constexpr int W4_STREAM_MAX_SPLIT = 4;  // blocks that split K of its tiles
 
 namespace model {
 
-/// Return the nanoseconds of 128 of K of a tile that is not bound by its products.
+/// Nanoseconds of 128 of K of a tile that is not bound by its products, for the choice of a split.
 constexpr double W4_K_BLOCK = 260;
+
+/// Return the nanoseconds that a tile takes once.
+inline double W4Once(const W4Tile& tile, bool is_gated) {
+  const bool is_wide = tile.weights == W4_WIDE_WEIGHTS;
+  return is_gated ? 1100 + (is_wide ? 5 : 10) * tile.tokens : 450 + (is_wide ? 1 : 4) * tile.tokens;
+}
+
+/// Return the groups of a product: the rows of one are known, those of several are random.
+inline Groups W4Groups(const GemmShape& x) {
+  Groups g = GroupsOf(x);
+  g.is_random = x.batch > 1;
+  return g;
+}
+
+/// Return the mean number of tiles of `tokens` by `weights`.
+inline double CountW4Tiles(const GemmShape& x, int tokens, int weights) {
+  const Groups g = W4Groups(x);
+  return g.count * TilesPerGroup(g, tokens) * CeilOf(double(x.n), weights);
+}
+
+/// Estimate the nanoseconds of a product on `sms` SMs. Weights are decoded once for each tile of tokens.
+inline double W4Time(const GemmShape& x, const W4Tile& tile, int sms) {
+  const double turns = Turns(W4Groups(x), CountW4Tiles(x, tile.tokens, tile.weights), sms);
+  return turns * (tile.k_block * double(x.k / 128) + W4Once(tile, x.is_gated));
+}
+
+/// Return how many blocks should split K of a tile of 128 weights and up to W4_SPLIT_TOKENS tokens.
+inline int W4Split(const GemmShape& x, int tokens, int sms) {
+  const double k_blocks = double(x.k / 128), tiles = CountW4Tiles(x, tokens, W4_WEIGHTS);
+  const int most = tokens <= W4_STREAM_TOKENS ? W4_STREAM_MAX_SPLIT : 8;
+  int best_split = 1;
+  double best = 1e30;
+  for (int split = 1; split <= most && split <= int(k_blocks); ++split) {
+    const double exchange = Exchange(tokens, split), sum = W4_K_BLOCK * CeilOf(k_blocks, split);
+    const double time = CeilOf(tiles, ClustersOf(split, sms)) * (sum + 300 + exchange / 2) + exchange;
+    if (time < best) best = time, best_split = split;
+  }
+  return best_split;
+}
 
 }  // namespace model
 
-/// Choose tile and cluster for `rows` tokens of all groups on a device of `sms` SMs. Weights are decoded once for each
-/// tile of tokens, so the tile takes all rows of most groups: the mean plus 1.5 deviations of random routing.
-inline GemmConfig ChooseW4(int64_t rows, int64_t groups, int64_t n, int64_t k, int sms) {
+/// Choose tile and cluster for a device of `sms` SMs. Constants were fitted to every tile of eight layers of experts with 16
+/// to 16384 tokens on an H200.
+inline GemmConfig ChooseW4(const GemmShape& x, int sms) {
   GemmConfig c;
-  c.swapped = true, c.block_n = 128, c.blocks = sms;
-  const double mean = double(rows) / double(std::max<int64_t>(1, groups)), most = mean + 1.5 * std::sqrt(mean);
-  c.block_m = 256;
-  for (int tokens : W4_TOKENS) {
-    if (double(tokens) < std::min(most, double(rows)) || tokens > c.block_m) continue;
-    c.block_m = tokens;
-    break;
-  }
-  if (mean <= FLASHINFER_W4_STREAM_MEAN) c.block_m = std::min(c.block_m, W4_STREAM_TOKENS);
-  if (c.block_m > W4_SPLIT_TOKENS) return c;
-  const double k_blocks = double(k / 128), used = double(std::min(groups, rows)), tiles = used * double(n / 128);
+  c.swapped = true, c.blocks = sms;
   double best = 1e30;
-  const int most_split = c.block_m <= W4_STREAM_TOKENS ? W4_STREAM_MAX_SPLIT : 8;
-  for (int split = 1; split <= most_split && split <= int(k_blocks); ++split) {
-    const double exchange = model::Exchange(c.block_m, split);
-    const double sum = model::W4_K_BLOCK * model::CeilOf(k_blocks, split);
-    const double time = model::CeilOf(tiles, model::ClustersOf(split, sms)) * (sum + 300 + exchange / 2) + exchange;
-    if (time < best) best = time, c.cluster = split;
+  for (const W4Tile& tile : W4_TILES) {
+    const double time = model::W4Time(x, tile, sms);
+    if (time < best) best = time, c.block_m = tile.tokens, c.block_n = tile.weights;
   }
+  if (c.block_n == W4_WEIGHTS && c.block_m <= W4_SPLIT_TOKENS) c.cluster = model::W4Split(x, c.block_m, sms);
   return c;
 }
 

@@ -18,7 +18,7 @@ namespace gemm {
 template <WeightCode TYPE_, int TOKENS_>
 struct W4StreamTraits {
   static constexpr WeightCode TYPE = TYPE_;
-  static constexpr int TOKENS = TOKENS_, FRAGMENTS = TOKENS / 8;
+  static constexpr int TOKENS = TOKENS_, WEIGHTS = W4_WEIGHTS, FRAGMENTS = TOKENS / 8;
   static constexpr int BOX_TOKENS = TOKENS == 8 ? FLASHINFER_W4_STREAM_BOX : 8, BOX_SLABS = 2;  // size of one load
   // Warps per 64 rows of weights. 18 warps on an SM have 96 registers each, which int4 codes and 16 tokens exceed.
   static constexpr bool NEEDS_REGISTERS = TYPE == WeightCode::kInt4 && TOKENS == 16;
@@ -229,7 +229,8 @@ __device__ __forceinline__ void ConsumeW4Stream(const GemmParams& p, const hoppe
     parts.Add(acc, used, sum);
     if (p.cluster > 1 && turn == 0) ptx::ClusterWait();  // barriers of the other blocks are initialised
     if (role.part < W4_STRIPS) {
-      StoreW4<Traits::TYPE>(p, part.tile, swap, role.group, [&](const auto& finish) { split.Add(sum, turn, finish); });
+      const W4Rows<Traits::WEIGHTS> rows{role.group};
+      StoreW4<Traits::TYPE>(p, part.tile, swap, rows, [&](const auto& finish) { split.Add(sum, turn, finish); });
     }
     ++turn;
   });
