@@ -13,6 +13,7 @@ using namespace flashinfer::gemm;
 
 namespace {
 
+constexpr char OP[] = "gemm_w4_sm90";
 constexpr int TILE_COUNT = sizeof(W4_TILES) / sizeof(W4_TILES[0]);
 static_assert(TILE_COUNT == sizeof(ENTRIES) / sizeof(ENTRIES[0]), "tiles of jit/gemm.py and of w4_sm90.h");
 
@@ -22,6 +23,23 @@ int IndexOf(const GemmConfig& c) {
   return i;
 }
 
+/// Return the rule's choice for the product of experts `x`.
+GemmConfig ChooseByRule(const GemmShape& x, int sms) {
+  return FindChoice(x, sms, [&] { return ChooseW4(x, sms); });
+}
+
+GemmShape ShapeOf(const W4Problem& p) {
+  GemmShape x{p.m, p.n, p.k, p.batch, Grouping::kPacked};
+  x.is_gated = p.activation.is_active;
+  return x;
+}
+
+void Enqueue(const W4Problem& p, GemmConfig c, DLDevice device, bool enable_pdl, bool weights_first) {
+  c.enable_pdl = enable_pdl;
+  c.weights_first = c.groups_first = weights_first;
+  CheckStatus(OP, ENTRIES[IndexOf(c)](p, c, get_stream(device)));
+}
+
 }  // namespace
 
 /// Multiply the rows of experts with four-bit weights for fused_moe.cu, on the current device. `problem`: a
@@ -29,11 +47,26 @@ int IndexOf(const GemmConfig& c) {
 void gemm_w4_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
   const W4Problem& p = *static_cast<const W4Problem*>(problem);
   const DLDevice device{kDLCUDA, int32_t(device_id)};
-  const int sms = SmCount(device.device_id);
-  GemmShape shape{p.m, p.n, p.k, p.batch, Grouping::kPacked};
-  shape.is_gated = p.activation.is_active;
-  GemmConfig c = FindChoice(shape, sms, [&] { return ChooseW4(shape, sms); });
-  c.enable_pdl = enable_pdl;
-  c.weights_first = c.groups_first = weights_first;
-  CheckStatus("gemm_w4_sm90", ENTRIES[IndexOf(c)](p, c, get_stream(device)));
+  Enqueue(p, ChooseByRule(ShapeOf(p), SmCount(device.device_id)), device, enable_pdl, weights_first);
+}
+
+/// Return gemm_w4_sm90_experts with the tile and cluster of each product of a layer. The rule chooses for a tile of -1, and
+/// where so many blocks cannot split K.
+tvm::ffi::Function gemm_w4_sm90_experts_with_tiles(int64_t tile1, int64_t cluster1, int64_t tile2, int64_t cluster2) {
+  for (int64_t tile : {tile1, tile2}) {
+    if (tile >= TILE_COUNT) {
+      FLASHINFER_THROW(ArgumentError) << OP << ": tile must be at most " << TILE_COUNT - 1 << ", got " << tile;
+    }
+  }
+  const auto multiply = [=](void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
+    const W4Problem& p = *static_cast<const W4Problem*>(problem);
+    const DLDevice device{kDLCUDA, int32_t(device_id)};
+    // Product 2 alone reads weights before the kernel before it ends.
+    const int64_t tile = weights_first ? tile2 : tile1;
+    const GemmShape shape = ShapeOf(p);
+    GemmConfig c = ChooseByRule(shape, SmCount(device.device_id));
+    if (tile >= 0) UseW4Tile(shape, W4_TILES[tile], int(weights_first ? cluster2 : cluster1), &c);
+    Enqueue(p, c, device, enable_pdl, weights_first);
+  };
+  return tvm::ffi::Function::FromTyped(multiply);
 }

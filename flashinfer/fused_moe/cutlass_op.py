@@ -22,7 +22,7 @@ native_fused_moe = NativeFunction(get_fused_moe_module, "fused_moe")
 _general_product = NativeFunction(get_gemm_module, "gemm")
 _is_sm90 = Sm90Devices()
 sm90_product = Sm90Functions("gemm_sm90_experts")
-w4_product = W4Functions()
+w4_product = W4Functions("gemm_w4_sm90_experts")
 _W4_KINDS = {Format.MXFP4: "mxfp4", Format.MXFP4_FP8: "mxfp4_fp8", Format.INT4_FP8: "int4"}
 
 

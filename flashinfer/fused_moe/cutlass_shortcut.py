@@ -19,7 +19,7 @@ from ..tllm_enums import ActivationType
 from .cutlass_formats import Format
 from .cutlass_op import native_fused_moe, sm90_product, w4_product
 from .cutlass_results import kept, unspecified
-from .cutlass_tuning import FEWEST_TOKENS, TUNED_KINDS, Product, product_tuned_before
+from .cutlass_tuning import FEWEST_TOKENS, Product, product_tuned_before
 
 __all__ = ["ordinary_fused_moe"]
 
@@ -111,7 +111,7 @@ def ordinary_fused_moe(
     first_expert = ep_rank * experts
     product: Product = w4_product[kind] if format == _MXFP4 else sm90_product[kind]
     # fmt: off
-    if AutoTuner.was_used and tokens >= FEWEST_TOKENS and kind in TUNED_KINDS:
+    if AutoTuner.was_used and tokens >= FEWEST_TOKENS:
         inputs = (output, input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights,
                   fc1_expert_biases)
         product = product_tuned_before(kind, format, activation, first_expert, inputs, tune_max_num_tokens)

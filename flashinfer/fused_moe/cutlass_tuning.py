@@ -22,20 +22,19 @@ from ..autotuner import (
     TuningConfig,
     make_bucket_mapper,
 )
-from ..gemm.sm90 import Sm90Functions
-from ..gemm.tiles import tile_tactics
-from ..jit.gemm import tiles_of
+from ..gemm.sm90 import Sm90Functions, W4Functions
+from ..gemm.tiles import tile_tactics, w4_tactics
+from ..jit.gemm import W4_KINDS, tiles_of
 
-__all__ = ["FEWEST_TOKENS", "TUNED_KINDS", "FusedMoeTileRunner", "Product", "product_tuned_before", "tuned_product"]
+__all__ = ["FEWEST_TOKENS", "FusedMoeTileRunner", "Product", "product_tuned_before", "tuned_product"]
 
 #: Fewer tokens take one kernel, which has no tiles, or tiles of 8 tokens by the rule.
 FEWEST_TOKENS = 9
 BY_RULE = -1
 CPU_TILES = (48, 96, 192)  # weights per tile; the first is the rule. csrc/fused_moe.cu takes multiples of 48 up to 192
 
-#: Kinds of SM90 modules whose tiles are measured.
-TUNED_KINDS = frozenset({"bf16", "fp16", "fp8", "fp8_block"})
 _with_tiles = Sm90Functions("gemm_sm90_experts_with_tiles")
+_w4_with_tiles = W4Functions("gemm_w4_sm90_experts_with_tiles")
 
 Product = Optional[Callable[..., Any]]
 
@@ -44,7 +43,8 @@ _UNKNOWN: Any = object()  # None is the product of the CPU by the rule
 
 @cache
 def _sm90_product(kind: str, tile1: int, cluster1: int, tile2: int, cluster2: int) -> Callable[..., Any]:
-    return _with_tiles[kind](tile1, cluster1, tile2, cluster2)
+    functions = _w4_with_tiles if kind in W4_KINDS else _with_tiles
+    return functions[kind](tile1, cluster1, tile2, cluster2)
 
 
 @cache
@@ -87,6 +87,8 @@ class FusedMoeTileRunner(TunableRunner):
             return CPU_TILES
         experts, weights = inputs[2], inputs[3 + self.index]
         rows = max(1, experts.numel() // weights.shape[0])  # mean over the experts
+        if self.kind in W4_KINDS:
+            return [BY_RULE, *w4_tactics(rows, 2 * weights.shape[-1])]  # two codes a byte
         # Experts have up to four times the mean, so that all their rows may be in one tile.
         tactics = tile_tactics(self.kind, rows, weights.shape[-1], 4 * rows)
         tiles = tiles_of(self.kind)
@@ -176,7 +178,7 @@ def tuned_product(
     most_tokens : int
         The largest token count to measure, which also stands for larger ones.
     """
-    if (inputs[1].is_cuda and kind not in TUNED_KINDS) or inputs[1].shape[0] < FEWEST_TOKENS:
+    if (inputs[1].is_cuda and kind is None) or inputs[1].shape[0] < FEWEST_TOKENS:
         return by_rule
     tuner = AutoTuner.get()
 

@@ -35,11 +35,11 @@ class Sm90Functions(dict[str, Callable[..., Any]]):
 dense_product = Sm90Functions("gemm_sm90_dense")
 
 
-class W4Functions(dict[str, Callable[..., Any]]):
-    """The product of the module of each kind of four-bit weights, loaded on first use."""
+class W4Functions(Sm90Functions):
+    """One function of the module of each kind of four-bit weights, loaded on first use."""
 
     def __missing__(self, kind: str) -> Callable[..., Any]:
-        self[kind] = get_gemm_w4_sm90_module(kind).gemm_w4_sm90_experts
+        self[kind] = getattr(get_gemm_w4_sm90_module(kind), self._name)
         return self[kind]
 
 

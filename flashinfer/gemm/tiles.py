@@ -13,16 +13,17 @@ from typing import Any, Optional
 import torch
 
 from .._runtime.dispatch import use_pdl
-from ..jit.gemm import tiles_of
+from ..jit.gemm import W4_TILES, tiles_of
 from .native import BATCHED, product
 from .sm90 import Sm90Functions
 
-__all__ = ["BY_RULE", "product_with_tile", "tile_of", "tile_tactics"]
+__all__ = ["BY_RULE", "product_with_tile", "tile_of", "tile_tactics", "w4_tactics"]
 
 #: Tactic of the rule.
 BY_RULE = 0
 
 _K_BLOCK_BYTES = 128
+_W4_K_BLOCK = 128  # elements
 _FEWEST_ROWS = 32  # with fewer tokens, tiles with tokens on the M side are mostly padding
 _MOST_SWAPPED_ROWS = 256
 _gemm_with_tile = Sm90Functions("gemm_sm90_with_tile")
@@ -42,6 +43,20 @@ def tile_tactics(kind: str, m: int, k: int, most_rows: int = 0) -> list[tuple[in
         elif m <= _MOST_SWAPPED_ROWS and m / 2 <= tile.block_m < 2 * max(8, most_rows):
             most = min(tile.most_blocks, k_blocks)
             tactics += [(i, split, False) for split in (1, 2, 3, 4, 6, 8) if split <= most]
+    return tactics
+
+
+def w4_tactics(rows: int, k: int) -> list[tuple[int, int]]:
+    """Return the tiles for four-bit weights that are worth a trial, and the blocks that split K of each.
+
+    Experts have ``rows`` tokens on average, and up to four times as many; ``k`` is the number of elements of a sum.
+    """
+    largest = max(tile.tokens for tile in W4_TILES)
+    tactics = []
+    for i, tile in enumerate(W4_TILES):
+        if min(rows, largest) / 2 <= tile.tokens < 8 * max(2, rows):
+            most = min(tile.most_blocks, k // _W4_K_BLOCK)
+            tactics += [(i, split) for split in (1, 2, 4, 8) if split <= most]
     return tactics
 
 

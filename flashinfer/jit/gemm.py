@@ -12,6 +12,9 @@ from .core import JitSpec
 
 __all__ = [
     "Tile",
+    "W4_KINDS",
+    "W4_TILES",
+    "W4Tile",
     "gen_gemm_module",
     "gen_gemm_modules",
     "gen_dense_gemm_sm90_module",
@@ -154,25 +157,37 @@ def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
 
 get_gemm_sm90_module = module_cache(gen_dense_gemm_sm90_module)
 
+
+class W4Tile(NamedTuple):
+    """A tile for four-bit weights: its most tokens, and its weights."""
+
+    tokens: int
+    weights: int
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks at most that split K, ``MostW4Blocks`` of gemm/w4_sm90.h."""
+        if self.weights > 128 or self.tokens > 64:
+            return 1
+        return 4 if self.tokens <= 32 else 8
+
+
 #: Type of the codes of each kind of module for four-bit weights, a ``WeightCode`` of gemm/w4_layout.h.
-_W4_KINDS = {"mxfp4": "kE2M1", "mxfp4_fp8": "kShiftedE2M1", "int4": "kInt4"}
-#: Tokens and weights of their tiles, those of ``W4_TILES`` in gemm/w4_sm90.h.
-_W4_TILES = tuple((tokens, 128) for tokens in (8, 16, 32, 64, 160, 192))
-_W4_TILES += tuple((tokens, 256) for tokens in (8, 16, 32, 48, 64, 80, 96, 128))
+W4_KINDS = {"mxfp4": "kE2M1", "mxfp4_fp8": "kShiftedE2M1", "int4": "kInt4"}
+#: Their tiles, those of ``W4_TILES`` in gemm/w4_sm90.h.
+W4_TILES = tuple(W4Tile(tokens, 128) for tokens in (8, 16, 32, 64, 160, 192))
+W4_TILES += tuple(W4Tile(tokens, 256) for tokens in (8, 16, 32, 48, 64, 80, 96, 128))
 
 
 def gen_gemm_w4_sm90_module(kind: str = "mxfp4") -> JitSpec:
     """Describe the module of products of groups of bf16 tokens with four-bit weights: mxfp4, mxfp4_fp8 or int4."""
-    code = _W4_KINDS[kind]
+    code = W4_KINDS[kind]
     return stage(
         "gemm_w4_sm90",
         backend="cuda",
         name=f"gemm_w4_sm90_{kind}",
-        kernels={
-            f"tile_{tokens}x{weights}": {"code": code, "tokens": tokens, "weights": weights}
-            for tokens, weights in _W4_TILES
-        },
-        config={"code": code, "tiles": _W4_TILES},
+        kernels={f"tile_{t.tokens}x{t.weights}": {"code": code, **t._asdict()} for t in W4_TILES},
+        config={"code": code, "tiles": W4_TILES},
         extra_cuda_cflags=sm90a_nvcc_flags,
     )
 
@@ -247,5 +262,5 @@ def gen_gemm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     if backend == "cuda":
         for kind in _KINDS:
             yield gen_dense_gemm_sm90_module(kind)
-        for kind in _W4_KINDS:
+        for kind in W4_KINDS:
             yield gen_gemm_w4_sm90_module(kind)

@@ -14,8 +14,10 @@ from flashinfer.autotuner import AutoTuner
 from flashinfer.fused_moe import cutlass_fused_moe, cutlass_op, cutlass_tuning
 from flashinfer.fused_moe.cutlass_formats import Format
 from flashinfer.fused_moe.cutlass_tuning import CPU_TILES, FEWEST_TOKENS, FusedMoeTileRunner
-from flashinfer.jit.gemm import tiles_of
+from flashinfer.jit.gemm import W4_KINDS, W4_TILES, tiles_of
 from flashinfer.tllm_enums import ActivationType
+
+from .layers import mxfp4
 
 EXPERTS, TOP_K, HIDDEN, INNER = 4, 2, 128, 96
 OPS = ("trtllm::fused_moe::gemm1", "trtllm::fused_moe::gemm2")
@@ -230,6 +232,29 @@ def test_tactics_of_sm90(kind, tokens):
             assert 0 <= tile < len(tiles) and (cluster == 1 or tiles[tile].swapped)
 
 
+@pytest.mark.parametrize("kind", list(W4_KINDS))
+@pytest.mark.parametrize("tokens, fewest, most", [(16, 8, 48), (300, 80, 192), (8192, 96, 192)])
+def test_tactics_of_four_bit_weights(kind, tokens, fewest, most):
+    """Tiles from half of the mean of an expert's rows; K of 256, two codes a byte, is split by two blocks at most."""
+    shapes = ((tokens, 256), (tokens, 256), (tokens, TOP_K), (tokens, TOP_K), (EXPERTS, 512, 128))
+    inputs = [torch.empty(shape, device="meta") for shape in (*shapes, (EXPERTS, 256, 128))]
+    for index in (1, 2):
+        runner = FusedMoeTileRunner(index, kind, 0, 0, None, lambda *arguments: None)
+        first, *tactics = runner.get_valid_tactics(inputs, None)
+        assert first == -1 and len(set(tactics)) == len(tactics)
+        tried = {W4_TILES[tile].tokens for tile, _ in tactics}
+        assert min(tried) == fewest and max(tried) == most
+        assert {split for _, split in tactics} == ({1, 2} if fewest <= 64 else {1})
+        assert all(split <= W4_TILES[tile].most_blocks for tile, split in tactics)
+
+
+def test_products_of_four_bit_weights(monkeypatch):
+    monkeypatch.setattr(cutlass_tuning, "_w4_with_tiles", {"mxfp4": lambda *tiles: tiles})
+    cutlass_tuning._sm90_product.cache_clear()
+    assert cutlass_tuning._product_of("mxfp4", ([3, 2], -1), "rule") == (3, 2, -1, 1)
+    cutlass_tuning._sm90_product.cache_clear()
+
+
 def test_products_of_sm90(monkeypatch):
     made = []
     functions = {"bf16": lambda *tiles: made.append(tiles) or tiles}
@@ -244,21 +269,26 @@ def test_products_of_sm90(monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_tiles_of_the_gpu():
+@pytest.mark.parametrize("kind", ["bf16", "mxfp4"])
+def test_tiles_of_the_gpu(kind):
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("other GPUs have no tiles to choose")
-    call = layer(64, "cuda")
-    expected = cutlass_fused_moe(*call)[0].clone()
+    if kind == "bf16":
+        call, options, tiles, errors = layer(64, "cuda"), {}, tiles_of("bf16"), {}
+    else:
+        call, options, tiles = (), mxfp4(64, HIDDEN, 256, EXPERTS, TOP_K, device="cuda")[0], W4_TILES
+        errors = {"rtol": 2e-2, "atol": 2e-2}
+    expected = cutlass_fused_moe(*call, **options)[0].clone()
     with autotune(tuning_buckets=(64,)):
-        found = cutlass_fused_moe(*call)[0]
+        found = cutlass_fused_moe(*call, **options)[0]
     assert all(len(tactics) == 1 for tactics in measured().values())
     assert AutoTuner.get().stats.failed_tactics == {} or not any(AutoTuner.get().stats.failed_tactics.values())
-    torch.testing.assert_close(found, expected)
-    for tile in range(len(tiles_of("bf16"))):  # each tile, or the rule where it cannot serve a product
-        product = cutlass_tuning._sm90_product("bf16", tile, 1, tile, 1)
+    torch.testing.assert_close(found, expected, **errors)
+    for tile in range(len(tiles)):  # each tile, or the rule where it cannot serve a product
+        product = cutlass_tuning._sm90_product(kind, tile, 1, tile, 1)
         assert callable(product)
         AutoTuner.get().profiling_cache = {
             key: ((tile, 1), profile) for key, (_, profile) in AutoTuner.get().profiling_cache.items()
         }
         with autotune(False, tuning_buckets=(64,)):
-            torch.testing.assert_close(cutlass_fused_moe(*call)[0], expected)
+            torch.testing.assert_close(cutlass_fused_moe(*call, **options)[0], expected, **errors)

@@ -51,10 +51,12 @@ EMULATION_EXPORT int gemm_w4(int64_t type, int64_t tokens, int64_t weights, cons
   return -1;
 }
 
-/// Return (weights * 1000 + tokens) * 16 + cluster of the rule.
-EMULATION_EXPORT int choose_w4(int64_t rows, int64_t groups, int64_t n, int64_t k, int64_t is_gated) {
+/// Return (weights * 1000 + tokens) * 16 + cluster of the rule, or of a tile that was measured; -1: of the rule.
+EMULATION_EXPORT int choose_w4(int64_t rows, int64_t groups, int64_t n, int64_t k, int64_t is_gated, int64_t tile,
+                               int64_t cluster) {
   GemmShape x{rows, n, k, groups, Grouping::kPacked};
   x.is_gated = is_gated != 0;
-  const GemmConfig c = ChooseW4(x, 132);
+  GemmConfig c = ChooseW4(x, 132);
+  if (tile >= 0) UseW4Tile(x, W4_TILES[tile], int(cluster), &c);
   return (c.block_n * 1000 + c.block_m) * 16 + c.cluster;
 }

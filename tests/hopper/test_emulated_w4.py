@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flashinfer.fused_moe import interleave_moe_scales_for_sm90_mixed_gemm, interleave_moe_weights_for_sm90_mixed_gemm
+from flashinfer.jit.gemm import W4_TILES
 
 from ..emulation.build import Library, compile_emulated
 from ..fused_moe.layers import decode_e2m1, decode_int4
@@ -191,6 +192,15 @@ def test_gated(library, tokens, counts, cluster, n):
     torch.testing.assert_close(d.double(), expected, rtol=2**-8, atol=1e-4)
 
 
+def choose(
+    library: Library, rows: int, groups: int, n: int, k: int, is_gated: bool, tile: int = -1, cluster: int = 1
+) -> tuple[int, int, int]:
+    """Return tokens, weights and split of the rule, or of a tile that was measured."""
+    number = library.call("choose_w4", rows, groups, n, k, is_gated, tile, cluster)
+    weights, tokens = divmod(number // 16, 1000)
+    return tokens, weights, number % 16
+
+
 @pytest.mark.parametrize(
     "rows, groups, chosen",
     [(4, 128, (8, 128)), (256, 128, (8, 128)), (1024, 128, (16, 256)), (4096, 128, (48, 256)), (8192, 128, (80, 256))]
@@ -198,9 +208,8 @@ def test_gated(library, tokens, counts, cluster, n):
 )
 def test_choice(library, rows, groups, chosen):
     """The tile takes all rows of most experts; those of GPT-OSS as measured. Few tiles are split over K."""
-    number = library.call("choose_w4", rows, groups, 5888, 2944, True)
-    assert divmod(number // 16, 1000)[::-1] == chosen
-    assert (number % 16 > 1) == (rows <= 4)
+    *tile, split = choose(library, rows, groups, 5888, 2944, True)
+    assert tuple(tile) == chosen and (split > 1) == (rows <= 4)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +217,17 @@ def test_choice(library, rows, groups, chosen):
 )
 def test_choice_for_one_expert(library, rows, n, chosen):
     """The number of its rows is known; tiles of 256 weights, or of more tokens, would leave SMs idle."""
-    number = library.call("choose_w4", rows, 1, n, 7168, False)
-    assert divmod(number // 16, 1000)[::-1] == (chosen, 128)
-    assert (number % 16 > 1) == (n == 512)
+    *tile, split = choose(library, rows, 1, n, 7168, False)
+    assert tile == [chosen, 128] and (split > 1) == (n == 512)
+
+
+def test_measured_tiles(library):
+    """Numbers, sizes and splits of tiles are those of jit/gemm.py. The rule chooses where K cannot be split so."""
+    shape = (16, 1, 512, 768, False)
+    by_rule = choose(library, *shape)
+    for i, tile in enumerate(W4_TILES):
+        for split in (1, tile.most_blocks, min(6, tile.most_blocks)):
+            expected = (*tile, split) if split <= 6 else by_rule  # 768 is six times 128
+            assert choose(library, *shape, i, split) == expected
+        assert choose(library, *shape, i, tile.most_blocks + 1) == by_rule
+        assert choose(library, *shape, i, 0) == by_rule

@@ -68,6 +68,12 @@ constexpr int W4_SPLIT_TOKENS = 64;  // tiles with more tokens or weights do not
 constexpr int W4_STREAM_TOKENS = FLASHINFER_W4_STREAM_TOKENS;
 constexpr int W4_STREAM_MAX_SPLIT = 4;  // blocks that split K of its tiles
 
+/// Return how many blocks may split K of a tile.
+constexpr int MostW4Blocks(int tokens, int weights) {
+  if (weights > W4_WEIGHTS || tokens > W4_SPLIT_TOKENS) return 1;
+  return tokens <= W4_STREAM_TOKENS ? W4_STREAM_MAX_SPLIT : 8;
+}
+
 namespace model {
 
 /// Nanoseconds of 128 of K of a tile that is not bound by its products, for the choice of a split.
@@ -98,10 +104,10 @@ inline double W4Time(const GemmShape& x, const W4Tile& tile, int sms) {
   return turns * (tile.k_block * double(x.k / 128) + W4Once(tile, x.is_gated));
 }
 
-/// Return how many blocks should split K of a tile of 128 weights and up to W4_SPLIT_TOKENS tokens.
-inline int W4Split(const GemmShape& x, int tokens, int sms) {
-  const double k_blocks = double(x.k / 128), tiles = CountW4Tiles(x, tokens, W4_WEIGHTS);
-  const int most = tokens <= W4_STREAM_TOKENS ? W4_STREAM_MAX_SPLIT : 8;
+/// Return how many blocks should split K of a tile.
+inline int W4Split(const GemmShape& x, int tokens, int weights, int sms) {
+  const double k_blocks = double(x.k / 128), tiles = CountW4Tiles(x, tokens, weights);
+  const int most = MostW4Blocks(tokens, weights);
   int best_split = 1;
   double best = 1e30;
   for (int split = 1; split <= most && split <= int(k_blocks); ++split) {
@@ -124,8 +130,14 @@ inline GemmConfig ChooseW4(const GemmShape& x, int sms) {
     const double time = model::W4Time(x, tile, sms);
     if (time < best) best = time, c.block_m = tile.tokens, c.block_n = tile.weights;
   }
-  if (c.block_n == W4_WEIGHTS && c.block_m <= W4_SPLIT_TOKENS) c.cluster = model::W4Split(x, c.block_m, sms);
+  c.cluster = model::W4Split(x, c.block_m, c.block_n, sms);
   return c;
+}
+
+/// Take a tile that was measured instead of the one that the rule chose, if so many blocks can split K.
+inline void UseW4Tile(const GemmShape& x, const W4Tile& tile, int cluster, GemmConfig* c) {
+  if (cluster < 1 || cluster > std::min<int64_t>(MostW4Blocks(tile.tokens, tile.weights), x.k / 128)) return;
+  c->block_m = tile.tokens, c->block_n = tile.weights, c->cluster = cluster;
 }
 
 }  // namespace gemm
