@@ -131,8 +131,8 @@ __device__ __forceinline__ void ProduceW4(const W4Params& params, const hopper::
   __syncwarp();
 }
 
-/// What warpgroup `group` of those that share a tile of WEIGHTS weights has: the first half of them have the ups of gated
-/// weights, and the others the gates, in the same order.
+/// Rows of one of the warpgroups that share a tile of WEIGHTS weights. Of gated weights, the first half of the warpgroups
+/// have the ups, and the others the gates, in the same order.
 template <int WEIGHTS>
 struct W4Rows {
   static constexpr int PAIRS = WEIGHTS / W4_GROUP_ROWS / 2;
