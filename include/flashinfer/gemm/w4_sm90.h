@@ -120,8 +120,8 @@ inline int W4Split(const GemmShape& x, int tokens, int weights, int sms) {
 
 }  // namespace model
 
-/// Choose tile and cluster for a device of `sms` SMs. Constants were fitted to every tile of eight layers of experts with 16
-/// to 16384 tokens on an H200.
+/// Choose tile and cluster for a device of `sms` SMs. Constants were fitted to times of every tile in eight layers of experts
+/// with 16 to 16384 tokens on an H200 (tests/hopper/tune_w4.py).
 inline GemmConfig ChooseW4(const GemmShape& x, int sms) {
   GemmConfig c;
   c.swapped = true, c.blocks = sms;

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times of every tile for four-bit weights in layers of experts, in one run.
+
+python -m tests.hopper.tune_w4 [-k gpt_oss] [--tokens 64,1024] [--json FILE]
+
+Each tile is timed for each of the two products of a layer while the rule of gemm/w4_sm90.h chooses for the other one,
+after its results were compared with those of the rule. A line has the tiles that were fastest, and what the rule loses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any, Callable, Optional
+
+import torch
+
+from flashinfer.fused_moe import cutlass_fused_moe
+from flashinfer.fused_moe.cutlass_op import w4_product
+from flashinfer.fused_moe.cutlass_tuning import BY_RULE, _product_of
+from flashinfer.jit.gemm import W4_TILES
+
+from .tune import seconds
+
+#: Experts, experts per token, hidden and intermediate size.
+MODELS = {
+    "gpt_oss_120b": (128, 4, 2944, 2944),
+    "gpt_oss_20b": (32, 4, 2944, 2944),
+    "qwen3_30b": (128, 8, 2048, 768),
+    "dsv3_tp8": (256, 8, 7168, 256),
+    "kimi_k2_tp8": (384, 8, 7168, 256),
+    "mixtral": (8, 2, 4096, 14336),
+    "llama4": (16, 1, 5120, 8192),
+    "olmoe": (64, 8, 2048, 1024),
+}
+TOKENS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
+KIND = "mxfp4"
+
+
+class Layer:
+    """A layer with random codes and scales, whose tokens are routed at random."""
+
+    def __init__(self, experts: int, top_k: int, hidden: int, inner: int) -> None:
+        shapes = ((2 * inner, hidden), (hidden, inner))
+        draw = lambda low, high, *shape: torch.randint(low, high, shape, dtype=torch.uint8, device="cuda")  # noqa: E731
+        self.experts, self.top_k, self.hidden = experts, top_k, hidden
+        self.weights = [draw(0, 256, experts, n, k // 2) for n, k in shapes]
+        self.scales = [draw(118, 122, experts, n // 64, k // 128, 16, 16) for n, k in shapes]
+
+    def call(self, tokens: int, out: torch.Tensor) -> Callable[[], Any]:
+        scores, ids = torch.rand(tokens, self.experts, device="cuda").topk(self.top_k, dim=1)
+        x = torch.randn(tokens, self.hidden, device="cuda").bfloat16()
+        arguments = (x, ids.int(), scores.softmax(1), *self.weights, torch.bfloat16, self.scales)
+        return lambda: cutlass_fused_moe(*arguments, output=out, use_w4_group_scaling=True)
+
+
+def candidates(mean: float) -> list[int]:
+    """Return the tiles worth a trial for ``mean`` rows per expert."""
+    return [i for i, t in enumerate(W4_TILES) if min(64, 0.45 * mean) <= t.tokens <= 8 * mean + 16]
+
+
+def measure(layer: Layer, tokens: int) -> dict[str, Optional[list[float]]]:
+    """Return microseconds of the layer with each tile for product 1 and for product 2; "rule": with those of the rule."""
+    out = torch.empty(tokens, layer.hidden, dtype=torch.bfloat16, device="cuda")
+    call, by_rule = layer.call(tokens, out), w4_product[KIND]
+    call()
+    expected = out.float()
+    found: dict[str, Optional[list[float]]] = {"rule": [seconds(call) * 1e6]}
+    for i in candidates(tokens * layer.top_k / layer.experts):
+        times = []
+        for tactics in (((i, 1), BY_RULE), (BY_RULE, (i, 1))):
+            w4_product[KIND] = _product_of(KIND, tactics, by_rule)
+            out.fill_(torch.nan)
+            call()
+            is_close = (out.float() - expected).norm() <= 5e-3 * expected.norm()  # hidden values round to either side
+            times.append(seconds(call) * 1e6 if is_close else float("inf"))
+        w4_product[KIND] = by_rule
+        found["{}x{}".format(*W4_TILES[i])] = times
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-k", default="", help="models whose names contain this")
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
+    parser.add_argument("--json", help="write all times to this file")
+    options = parser.parse_args()
+    results: dict[str, dict[int, Any]] = {}
+    for name, sizes in MODELS.items():
+        if options.k not in name:
+            continue
+        layer = Layer(*sizes)
+        for tokens in map(int, options.tokens.split(",")):
+            found = results.setdefault(name, {})[tokens] = measure(layer, tokens)
+            rule = found.pop("rule")[0]
+            best = [min((times[i], tile) for tile, times in found.items()) for i in (0, 1)]
+            lost = [rule - time for time, _ in best]
+            wrong = [tile for tile, times in found.items() if float("inf") in times]
+            print(
+                f"{name:13} {tokens:6} tokens, rule {rule:7.1f} us, fastest {best[0][1]:>7} and {best[1][1]:>7}: "
+                f"{max(0, lost[0]) + max(0, lost[1]):6.1f} us less{'  WRONG: ' + ' '.join(wrong) if wrong else ''}",
+                flush=True,
+            )
+            found["rule"] = [rule]
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(results, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
