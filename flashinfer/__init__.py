@@ -89,6 +89,9 @@ _ON_USE = (
 )
 
 
+#: Names of autotuner that callers import from here.
+_OF_AUTOTUNER = ("autotune", "autotune_v2", "autotune_v2_reload")
+
 #: Names of gemm that callers import from here.
 _OF_GEMM = (
     "SegmentGEMMWrapper",
@@ -126,8 +129,8 @@ _OF_FUSED_MOE = (
 
 
 def __getattr__(name: str) -> _Any:
-    if name == "autotune":
-        return _importlib.import_module(".autotuner", __name__).autotune
+    if name in _OF_AUTOTUNER:
+        return getattr(_importlib.import_module(".autotuner", __name__), name)
     if name in _OF_FUSED_MOE:
         return getattr(_importlib.import_module(".fused_moe", __name__), name)
     if name in _OF_GEMM or name in _OF_GROUPED_MM:

@@ -247,6 +247,13 @@ class Knobs:
         "1: autotune() uses the results of its file and measures nothing",
         "ops",
     )
+    autotune_dir = Knob(
+        "FLASHINFER_AUTOTUNE_DIR",
+        str,
+        "",
+        "folder of the results that autotune_v2() shares between processes; default: autotune in the cache directory",
+        "ops",
+    )
     autotune_timer = Knob(
         "FLASHINFER_AUTOTUNE_TIMER",
         _one_of("globaltimer", "cuda_event"),

@@ -3,8 +3,9 @@
 
 A :class:`TunableRunner` lists its variants ("tactics"); :meth:`AutoTuner.choose_one` returns the one to run. Inside
 ``with autotune():`` unknown sizes are measured. Elsewhere known results are looked up; all other sizes use tactic -1,
-the default of the first runner. ``mm_bf16`` and ``bmm_fp8`` with ``backend="auto"`` are tuned. Other kernels of this
-package have their own selection rules, which ``autotune`` does not change.
+the default of the first runner. ``mm_bf16`` and ``bmm_fp8`` with ``backend="auto"`` and the products of
+``cutlass_fused_moe`` are tuned. Other kernels of this package have their own selection rules, which ``autotune`` does
+not change. ``autotune_v2`` keeps its results in a store that processes share.
 """
 
 from .autotuner import (
@@ -19,7 +20,7 @@ from .autotuner import (
     _tactic_to_json_hashable,
 )
 from .buckets import make_bucket_mapper, round_to_nearest_bucket
-from .context import autotune
+from .context import autotune, autotune_v2, autotune_v2_reload
 from .initializers import (
     autotuner_initializer_empty,
     autotuner_initializer_ones,
@@ -60,6 +61,8 @@ __all__ = [
     "_tactic_to_json",
     "_tactic_to_json_hashable",
     "autotune",
+    "autotune_v2",
+    "autotune_v2_reload",
     "autotuner_initializer_empty",
     "autotuner_initializer_ones",
     "autotuner_initializer_rand",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any, Callable, Hashable, Optional, Sequence
+from typing import Any, Callable, Collection, Hashable, Optional, Sequence
 
 from .._runtime.errors import ArgumentError
 from .._runtime.knobs import knobs
@@ -96,6 +96,10 @@ class AutoTuner(Trials, SavedResults):
 
     def _measured(self) -> Results:
         return {key.file_key: (key.runner_class_name, tactic) for key, (tactic, _) in self.profiling_cache.items()}
+
+    def _drop_measured(self, keys: Collection[str]) -> None:
+        for key in [key for key in self.profiling_cache if key.file_key in keys]:
+            del self.profiling_cache[key]
 
     def _warn(self, text: str, *arguments: Any) -> None:
         logger.warning(text, *arguments)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``with autotune():`` around the calls that a server will make."""
+"""``with autotune():`` around the calls that a server will make, and ``autotune_v2``, whose results processes share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Collection, Iterator, Optional, Sequence, Union
 
 from .._runtime.errors import ArgumentError
+from .._runtime.knobs import knobs
+from ..jit import env as jit_env
 from .autotuner import AutoTuner
 from .buckets import checked_buckets
+from .store import ResultStore
 
-__all__ = ["autotune"]
+__all__ = ["autotune", "autotune_v2", "autotune_v2_reload"]
 
 _log = logging.getLogger("flashinfer")
 
@@ -74,6 +77,72 @@ def autotune(
         tuner.leave(tune_mode)
         if path is not None and tune_mode and tuner._dirty:
             _save(tuner, path, is_done)
+
+
+@contextlib.contextmanager
+def autotune_v2(
+    mode: str = "tune",
+    cache_root: Optional[Union[str, os.PathLike[str]]] = None,
+    persistent_cache: bool = True,
+    tuning_buckets: Optional[Sequence[int]] = None,
+    round_up: Optional[bool] = None,
+    skip_ops: Union[str, Collection[str], None] = None,
+    time_budget: Optional[float] = None,
+) -> Iterator[None]:
+    """Tune as :func:`autotune` does, with results in a store that processes share instead of in a file.
+
+    The store has a file for each result and a folder for each environment (versions and GPU), so that processes, and
+    machines with a common file system, may write to it at the same time. The first result published for a size stays.
+
+    Parameters
+    ----------
+    mode : str
+        ``"tune"`` measures sizes that are not known yet; ``"lookup"`` only looks results up.
+    cache_root : Optional[str]
+        Folder of the store; default: ``FLASHINFER_AUTOTUNE_DIR``, else ``autotune`` in the cache directory.
+    persistent_cache : bool
+        False neither reads nor writes the store.
+    tuning_buckets, round_up, skip_ops, time_budget
+        As for :func:`autotune`.
+
+    Examples
+    --------
+    >>> with flashinfer.autotune_v2(persistent_cache=False):
+    ...     y = flashinfer.rmsnorm(torch.ones(1, 64), torch.ones(64))
+    """
+    if mode not in ("tune", "lookup"):
+        raise ArgumentError(f"autotune_v2: mode must be 'tune' or 'lookup', got {mode!r}")
+    tuner, tunes = AutoTuner.get(), mode == "tune"
+    store = None
+    if persistent_cache:
+        root = cache_root or knobs.autotune_dir or jit_env.FLASHINFER_CACHE_DIR / "autotune"
+        store = tuner.open_store(Path(root).expanduser().absolute())
+    try:
+        with autotune(tunes, None, tuning_buckets, round_up, skip_ops, time_budget):
+            yield
+    finally:
+        if store is not None and tunes:
+            _publish(tuner, store)
+
+
+def autotune_v2_reload() -> None:
+    """Read the stores that ``autotune_v2`` has opened again: their results replace those measured in this process.
+
+    Processes that have measured the same sizes choose alike after each has left its context and called this.
+
+    Examples
+    --------
+    >>> flashinfer.autotune_v2_reload()  # after the contexts of all ranks, and a barrier
+    """
+    AutoTuner.get().reload_stores()
+
+
+def _publish(tuner: AutoTuner, store: ResultStore) -> None:
+    """Add what was measured to a store. A failure is a warning: the results are used in this process."""
+    try:
+        store.publish(tuner._measured())
+    except (OSError, TypeError) as error:  # a disk error, or a tactic that JSON cannot express
+        _log.warning("autotune_v2: results cannot be written to %s (%s)", store.folder, error)
 
 
 def _load(tuner: AutoTuner, path: Path) -> None:

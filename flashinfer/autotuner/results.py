@@ -8,7 +8,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Mapping, Optional, Union
+from typing import Any, ClassVar, Collection, Mapping, Optional, Union
 
 from .._runtime.errors import ArgumentError
 from .files import (
@@ -24,6 +24,7 @@ from .files import (
     results_in,
     write_content,
 )
+from .store import ResultStore
 
 __all__ = ["SavedResults"]
 
@@ -41,6 +42,7 @@ class SavedResults(ABC):
         self._records: dict[str, dict[str, Any]] = {}  # loaded records, by namespace
         self._published: dict[str, dict[str, Any]] = {}  # records not saved yet, by namespace
         self._generations: dict[str, int] = {}  # generation of each file when the file was read
+        self._stores: dict[Path, ResultStore] = {}  # stores that autotune_v2 has opened
         self._warned_cache_mismatch: set[Fit] = set()
 
     @abstractmethod
@@ -50,6 +52,10 @@ class SavedResults(ABC):
     @abstractmethod
     def _measured(self) -> Results:
         """Return the results that this process has measured, by file key."""
+
+    @abstractmethod
+    def _drop_measured(self, keys: Collection[str]) -> None:
+        """Forget the results that this process has measured for these file keys."""
 
     @abstractmethod
     def _forget_choices(self) -> None:
@@ -115,6 +121,24 @@ class SavedResults(ABC):
             write_content(path, special, {**self._file_configs, **results_in(found), **self._measured()})
         self._generations[_name(path)] = generation + 1
         self._records, self._published, self._dirty = records, {}, False
+
+    def open_store(self, root: Path) -> ResultStore:
+        """Add the results of the store below ``root`` that fit this environment, and return the store."""
+        store = self._stores[root] = ResultStore(root, self._metadata())
+        self._take_stored(store.read())
+        return store
+
+    def reload_stores(self) -> None:
+        """Take the results of all stores that were opened, in place of those that this process has measured."""
+        for store in self._stores.values():
+            stored = store.read()
+            self._drop_measured(stored)
+            self._take_stored(stored)
+
+    def _take_stored(self, stored: Results) -> None:
+        self._file_configs.update(stored)
+        type(self).was_used |= bool(stored)
+        self._forget_choices()
 
     def get_namespaced_records(self, namespace: str) -> dict[str, Any]:
         """Return a copy of the records that a product keeps beside the results; empty if there are none."""

@@ -60,7 +60,7 @@ def candidates(mean: float) -> list[int]:
 
 
 def measure(layer: Layer, tokens: int) -> dict[str, Optional[list[float]]]:
-    """Return microseconds of the layer with each tile for product 1 and for product 2; "rule": with those of the rule."""
+    """Return microseconds of the layer with each tile for product 1 and for product 2; "rule": with its own tiles."""
     out = torch.empty(tokens, layer.hidden, dtype=torch.bfloat16, device="cuda")
     call, by_rule = layer.call(tokens, out), w4_product[KIND]
     call()
