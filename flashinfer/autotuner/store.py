@@ -8,16 +8,13 @@ A file appears complete, and the first process to publish a result wins: whoever
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from pathlib import Path
 from typing import Mapping
 
-from ..jit.utils import make_folder
+from ..jit.utils import make_folder, write_atomically
 from .files import METADATA, Results, read_content, results_in
 from .tactics import to_json
 
@@ -57,22 +54,4 @@ class ResultStore:
             path = self.folder / f"{_digest(key)}.json"
             if not path.exists():
                 content = {METADATA: self.metadata, key: [runner, to_json(tactic)]}
-                _write_first(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
-
-
-def _write_first(path: Path, text: str) -> None:
-    """Write a file unless another process has written it meanwhile."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            pass
-        except OSError:  # a file system without links: the last process wins
-            os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+                write_atomically(path, json.dumps(content, indent=2, sort_keys=True) + "\n", keeps_first=True)

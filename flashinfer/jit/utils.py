@@ -32,18 +32,34 @@ def make_folder(path: Path) -> None:
             path.mkdir(mode=0o755)
 
 
-def write_atomically(path: Path, content: Union[str, bytes]) -> None:
-    """Write through a temporary file in the same directory, so that no reader ever sees half of the content."""
+def write_atomically(path: Path, content: Union[str, bytes], keeps_first: bool = False) -> None:
+    """Write through a temporary file in the same directory, so that no reader ever sees half of the content.
+
+    With ``keeps_first``, a file that another process has written meanwhile stays, where the file system has hard links.
+    """
     data = content.encode() if isinstance(content, str) else content
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as f:
             f.write(data)
         os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        if not (keeps_first and _link(temporary, path)):
+            os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _link(temporary: str, path: Path) -> bool:
+    """Move a file to ``path`` unless there is one, and return True; False without links, having done nothing."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    except OSError:
+        return False
+    os.unlink(temporary)
+    return True
 
 
 def write_if_different(path: Union[str, Path], content: str) -> None:

@@ -190,3 +190,13 @@ print(len(AutoTuner.get().profiling_cache), len(AutoTuner.get()._file_configs))
 def test_names():
     assert flashinfer.autotune_v2 is flashinfer.autotuner.autotune_v2
     assert flashinfer.autotune_v2_reload is flashinfer.autotuner.autotune_v2_reload
+
+
+def test_file_systems_without_links(tmp_path, monkeypatch):
+    def refuse(*paths):
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr("os.link", refuse)
+    with autotune_v2(cache_root=tmp_path):
+        choose(4)
+    assert len(files(tmp_path)) == 2 and len(AutoTuner.get().open_store(tmp_path).read()) == 2
