@@ -123,6 +123,7 @@ def test_other_environments(tuner, tmp_path, environment):
 
 
 def test_damaged_files(tuner, tmp_path, caplog):
+    """Check that the other result is used, whatever the damage."""
     with autotune_v2(cache_root=tmp_path):
         choose(4)
     broken, *_ = files(tmp_path)
@@ -130,7 +131,7 @@ def test_damaged_files(tuner, tmp_path, caplog):
         broken.write_text(content)
         tuner.clear_cache()
         with autotune_v2(mode="lookup", cache_root=tmp_path):
-            choose(4)
+            assert len(tuner._file_configs) == 1
     assert "cannot be read" in caplog.text
 
 

@@ -171,13 +171,12 @@ def test_other_tokens_do_not_matter(library):
 
 
 @pytest.mark.parametrize(
-    "tokens, counts, cluster, n",
-    [(8, [2, 7], 2, 256), (32, [20, 3], 1, 256), (160, [100, 31], 1, 256)]
-    + [(16, [20, 3], 1, 512), (48, [40, 9], 1, 384), (128, [100, 31], 1, 256)],
+    "tokens, counts, cluster, n, wide",
+    [(8, [2, 7], 2, 256, False), (32, [20, 3], 1, 256, False), (160, [100, 31], 1, 256, False)]
+    + [(16, [20, 3], 1, 512, True), (48, [40, 9], 1, 384, True), (128, [100, 31], 1, 256, True)],
 )
-def test_gated(library, tokens, counts, cluster, n):
+def test_gated(library, tokens, counts, cluster, n, wide):
     """The activation of GPT-OSS, with biases and constants of each expert. The last tile of 384 rows has 128."""
-    wide = tokens in (16, 48, 128)
     weights = Weights(E2M1, 2, n, 256)
     alpha, beta, limit = torch.tensor([1.702, 1.0]), torch.tensor([1.0, 0.5]), torch.tensor([7.0, 3.0])
     bias = torch.randn(2, n).to(BF16)

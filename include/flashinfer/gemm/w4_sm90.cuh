@@ -6,7 +6,7 @@
 //   stage: tokens (2 slabs of TOKENS x 64) | codes of warpgroup 0, of 1 ... (4 strips x 1 KB); scales in an array of their own
 //   a tile of 128 weights has two consumer warpgroups; one of 256 has four, of which some decode while others multiply, and
 //   reads tokens half as often, but does not split K
-//   bound by DRAM up to some 50 tokens per group, above that by the products
+//   bound by decoding and products, which overlap little (docs/performance/moe.md)
 //   test  pytest tests/hopper/test_emulated_w4.py      bench  python benchmarks/bench_fused_moe.py -k mxfp4
 #pragma once
 #include "w4_load_sm90.cuh"
@@ -33,8 +33,8 @@ struct W4Traits {
   static constexpr int PRODUCER_REGISTERS = WEIGHTS > W4_WEIGHTS ? 32 : SWAPPED_PRODUCER_REGISTERS;
   static constexpr int CONSUMER_REGISTERS = WEIGHTS > W4_WEIGHTS ? 112 : SWAPPED_CONSUMER_REGISTERS;
   static constexpr bool ENCODES = false;  // tokens are loaded as they are (see SwappedTraits)
-  static constexpr bool CAN_SPLIT = TOKENS <= W4_SPLIT_TOKENS && WEIGHTS == W4_WEIGHTS;
-  static constexpr int MAX_SPLIT = CAN_SPLIT ? SplitBuffer<TOKENS>::MAX_SPLIT : 1;
+  static constexpr int MAX_SPLIT = MostW4Blocks(TOKENS, WEIGHTS);
+  static constexpr bool CAN_SPLIT = MAX_SPLIT > 1;
   static constexpr int SPLIT_BYTES = CAN_SPLIT ? SplitBuffer<TOKENS>::MaxBytes() : 0;
   static constexpr int SWAPS_BYTES = GROUPS / 2 * SWAP_BYTES;
   static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES - SWAPS_BYTES;

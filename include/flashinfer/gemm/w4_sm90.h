@@ -19,7 +19,7 @@ struct W4Problem : GemmProblem {
 template <WeightCode TYPE, int TOKENS, int WEIGHTS>
 Status GemmW4Sm90(const W4Problem& problem, const GemmConfig& config, Stream stream);
 
-constexpr int W4_WEIGHTS = 128, W4_WIDE_WEIGHTS = 256;
+constexpr int W4_WEIGHTS = SWAPPED_WEIGHTS, W4_WIDE_WEIGHTS = 2 * SWAPPED_WEIGHTS;
 
 /// Most tokens of a tile, its weights, and its nanoseconds per 128 of K, without those of W4Once().
 struct W4Tile {
