@@ -171,10 +171,15 @@ def moved(call: dict) -> dict:
 
 @pytest.mark.parametrize("out_type", [BF16, FP16])
 @pytest.mark.parametrize(
-    "top_k, hidden, inner", [(4, 256, 384), (2, 400, 144), (3, 128, 272)], ids=["whole", "parts", "part"]
+    "top_k, hidden, inner",
+    [(4, 256, 384), (2, 400, 144), (3, 128, 272), (1, 4224, 16), (5, 128, 528)],
+    ids=["whole", "parts", "part", "wide", "deep"],
 )
 def test_fp8_block(library, top_k, hidden, inner, out_type):
-    """Tokens and hidden values are quantised by 1 x 128, of which the last may be a part."""
+    """Tokens and hidden values are quantised by 1 x 128, of which the last may be a part.
+
+    Wide and deep: more of these than a product has in one pass of all warps.
+    """
     call = {**fp8_block(1, hidden, inner, LOCAL, top_k, device="cpu"), "output_dtype": out_type}
     scales = dict(zip(("fc1_scale", "fc2_scale"), call["quant_scales"], strict=True))
     biases = torch.randn(LOCAL, 2 * inner).to(out_type), torch.randn(LOCAL, hidden).to(out_type)
@@ -185,7 +190,10 @@ def test_fp8_block(library, top_k, hidden, inner, out_type):
 
 
 def test_fp8_block_on_other_devices(library):
-    """The same bits on every device and in every order of threads; the last block of columns is a part."""
+    """The same bits on every device and in every order of threads; the last block of columns is a part.
+
+    Tiles have rows of two experts, and one block has more tiles than a batch.
+    """
     call = moved(fp8_block(1, 400, 272, LOCAL, 3, device="cpu"))
     options = {"scales": call["quant_scales"], "format": FP8_BLOCK}
     options["biases"] = torch.randn(LOCAL, 2 * 272).to(BF16), torch.randn(LOCAL, 400).to(BF16)
@@ -196,7 +204,7 @@ def test_fp8_block_on_other_devices(library):
 
 
 def test_fp8_block_plain_activation(library):
-    """Without gates a tile has 16 rows of one expert."""
+    """Without gates a tile has pairs of rows that are half of an expert apart."""
     call = {**fp8_block(1, 272, 256, LOCAL, 3, device="cpu"), "activation_type": ActivationType.Relu2}
     call["fc1_expert_weights"] = call["fc1_expert_weights"][:, :256].contiguous()
     call["quant_scales"] = [call["quant_scales"][0][:, :2].contiguous(), call["quant_scales"][1]]
@@ -224,10 +232,9 @@ def test_fp8_block_repeated_and_missing_experts(library, ids):
     "tokens, top_k, hidden, inner, format",
     [
         (2, 1, 128, 128, FP8_BLOCK),
-        (1, 1, 31232, 16, FP8_BLOCK),  # 244 blocks of columns, of which 240 have room
-        (1, 17, 128, 1920, FP8_BLOCK),  # 255 of product 2
+        (1, 33, 128, 128, FP8_BLOCK),  # a lane has a slot
         (2, 1, 128, 128, MXFP4),
-        (1, 33, 128, 128, MXFP4),  # a lane has a slot
+        (1, 33, 128, 128, MXFP4),
     ],
 )
 def test_layers_without_room(library, tokens, top_k, hidden, inner, format):

@@ -7,7 +7,8 @@
 // - Tokens are columns of the tensor cores: a product of 8 tokens takes as long as that of one.
 // The warps of a block split the columns of a tile; their sums are added in a fixed order, and so are the experts of a
 // token. Sums stay fp32 until the output is rounded. Parameters in mono.h.
-// This is the form of 16-bit weights, with what it shares with the forms for one token (mono_one.cuh, mono_mxfp4_one.cuh).
+// This is the form of 16-bit weights. One token has forms of its own with e4m3 blocks (mono_fp8_one.cuh) and with MXFP4
+// (mono_mxfp4_one.cuh).
 //   test  pytest tests/fused_moe/test_emulated_mono.py      bench  python benchmarks/bench_fused_moe.py
 #pragma once
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "../vec_dtypes.cuh"
 #include "activate.cuh"
 #include "mono_pairs.cuh"
+#include "mono_share.cuh"
 #include "mono_weights.cuh"
 
 namespace flashinfer {
@@ -47,15 +49,12 @@ __device__ __forceinline__ void Store16(void* data, int64_t index, Element eleme
 template <typename Weights, int TILES>
 using PartialSums = float[Weights::WARPS][TILES * 128];
 
-/// Shared memory of a block, for up to TOKENS tokens.
-template <typename Weights, int TOKENS>
-struct alignas(128) BaseMemory {
-  unsigned char ring[Weights::WARPS][Weights::STAGES][Weights::BYTES];
-  Choices<TOKENS> choices;
-  ActivationConstants constants[MONO_MAX_PAIRS];  // one entry per active expert
-};
+/// Shared memory of a block.
 template <typename Weights, int TILES>
-struct Memory : BaseMemory<Weights, TILES * 8> {
+struct alignas(128) Memory {
+  unsigned char ring[Weights::WARPS][Weights::STAGES][Weights::BYTES];
+  Choices<TILES * 8> choices;
+  ActivationConstants constants[MONO_MAX_PAIRS];  // one entry per active expert
   alignas(16) PartialSums<Weights, TILES> partial[2];
 };
 
@@ -66,21 +65,22 @@ struct Operands {
   float bias[2];  // biases of rows lane / 4 and lane / 4 + 8, in the stage of an expert's first columns
 };
 
-/// Order in which a block reads weights.
-template <typename Weights, int TOKENS>
-class BaseBlock {
+/// A block's share of a layer.
+template <typename Weights, int TILES>
+class Block {
  public:
   static constexpr int WARPS = Weights::WARPS, STAGES = Weights::STAGES, THREADS = WARPS * 32;
   static_assert(THREADS >= MONO_MAX_PAIRS, "FindChoices has a thread for each pair");
+  using T = typename Weights::Element;
+  using Sums = PartialSums<Weights, TILES>;
 
- protected:
-  __device__ __forceinline__ BaseBlock(const MonoParams& p, BaseMemory<Weights, TOKENS>& memory)
-      : p_(p), choices_(memory.choices), is_gated_(KeepInRegister(IsGated(p.activation.type))) {
+  __device__ __forceinline__ Block(const MonoParams& p, Memory<Weights, TILES>& memory)
+      : p_(p), memory_(memory), choices_(memory.choices), is_gated_(KeepInRegister(IsGated(p.activation.type))) {
     work_.active = choices_.active, work_.active_count = choices_.count;
     work_.units1 = p.intermediate, work_.height = is_gated_ ? 8 : TILE_ROWS;
-    Share(choices_.count * p.intermediate, int(blockIdx.x), work_.begin1, work_.end1);
+    ShareRows(choices_.count * p.intermediate, int(blockIdx.x), work_.begin1, work_.end1);
     int from_end, to_end;  // the last blocks have more of product 2, as the first ones have of product 1
-    Share(p.hidden, int(gridDim.x - 1 - blockIdx.x), from_end, to_end);
+    ShareRows(p.hidden, int(gridDim.x - 1 - blockIdx.x), from_end, to_end);
     work_.begin2 = p.hidden - to_end, work_.end2 = p.hidden - from_end;
     work_.chunks1 = (p.hidden + Weights::COLUMNS - 1) / Weights::COLUMNS;
     work_.chunks2 = (p.intermediate + Weights::COLUMNS - 1) / Weights::COLUMNS;
@@ -89,58 +89,6 @@ class BaseBlock {
     ring_ = ptx::SharedAddress(memory.ring[threadIdx.x / 32]);
   }
 
-  /// Return x, in a way that the compiler does not compute it again in each stage.
-  __device__ __forceinline__ static bool KeepInRegister(bool x) { return __shfl_sync(~0u, int(x), 0) != 0; }
-  /// Give a block its share of rows; the first blocks have a row more.
-  __device__ __forceinline__ static void Share(int rows, int block, int& begin, int& end) {
-    const int blocks = int(gridDim.x), each = rows / blocks, more = rows % blocks;
-    begin = block * each + min(block, more);
-    end = begin + each + (block < more ? 1 : 0);
-  }
-
-  /// Begin to copy the stage of a walk, if there is one, and go on to the next.
-  __device__ __forceinline__ void Request(Walk<WARPS>& ahead, uint32_t slot) {
-    if (!ahead.IsDone()) {
-      const bool is_first = ahead.product == 1, is_paired = is_first && is_gated_;
-      Matrix m;  // a member by product would be an array in local memory
-      m.data = is_first ? p_.fc1 : p_.fc2, m.scales = is_first ? p_.fc1_scales : p_.fc2_scales;
-      m.rows = is_first ? rows1_ : p_.hidden, m.columns = is_first ? p_.hidden : p_.intermediate;
-      m.first = is_first ? gate_ : 0;
-      m.second = is_paired ? -gate_ - 8 : 0;  // 8 rows of gate, then those of up
-      Weights::Request(ring_ + slot * Weights::BYTES, m, work_.active[ahead.active], ahead.row, ahead.rows, ahead.chunk,
-                       is_paired);
-      ahead.Advance(work_);
-    }
-    ptx::CopyCommit();
-  }
-
-  /// Find the constants of active experts' activations, which are read behind the barrier of a tile.
-  __device__ __forceinline__ void FindConstants(ActivationConstants* to) const {
-    for (int i = int(threadIdx.x); i < choices_.count; i += THREADS) {
-      to[i] = ConstantsOf(p_.activation, choices_.active[i]);
-    }
-  }
-
-  const MonoParams& p_;
-  const Choices<TOKENS>& choices_;
-  const bool is_gated_;
-  Work work_;
-  int rows1_, gate_;  // rows of an expert's first weights; the first row of gate, in [up ; gate]
-  uint32_t ring_;
-};
-
-/// A block's share of a layer.
-template <typename Weights, int TILES>
-class Block : public BaseBlock<Weights, TILES * 8> {
- public:
-  using Base = BaseBlock<Weights, TILES * 8>;
-  using T = typename Weights::Element;
-  using Sums = PartialSums<Weights, TILES>;
-  using Base::WARPS, Base::STAGES, Base::THREADS;
-
-  __device__ __forceinline__ Block(const MonoParams& p, Memory<Weights, TILES>& memory)
-      : Base(p, memory), memory_(memory) {}
-
   /// Compute the share.
   __device__ __forceinline__ void Run(int32_t& barrier) {
     const int warp = int(threadIdx.x) / 32;
@@ -148,8 +96,8 @@ class Block : public BaseBlock<Weights, TILES * 8> {
     ahead.SkipEmpty(work_);
     uint32_t slot = 0;
 #pragma unroll 1
-    for (int i = 0; i < STAGES - 1; ++i) this->Request(ahead, i);
-    this->FindConstants(memory_.constants);
+    for (int i = 0; i < STAGES - 1; ++i) Request(ahead, i);
+    FindConstants();
     int tiles = 0;
     for (Walk<WARPS> at(work_, warp, 1); at.product == 1 && !at.IsDone(); at.NextTile(work_), ++tiles) {
       Tile<1>(at, ahead, slot, memory_.partial[tiles % 2]);
@@ -163,7 +111,30 @@ class Block : public BaseBlock<Weights, TILES * 8> {
   }
 
  private:
-  using Base::choices_, Base::gate_, Base::is_gated_, Base::p_, Base::ring_, Base::rows1_, Base::work_;
+  /// Return x, in a way that the compiler does not compute it again in each stage.
+  __device__ __forceinline__ static bool KeepInRegister(bool x) { return __shfl_sync(~0u, int(x), 0) != 0; }
+  /// Begin to copy the stage of a walk, if there is one, and go on to the next.
+  __device__ __forceinline__ void Request(Walk<WARPS>& ahead, uint32_t slot) {
+    if (!ahead.IsDone()) {
+      const bool is_first = ahead.product == 1, is_paired = is_first && is_gated_;
+      Matrix m;  // a member by product would be an array in local memory
+      m.data = is_first ? p_.fc1 : p_.fc2;
+      m.rows = is_first ? rows1_ : p_.hidden, m.columns = is_first ? p_.hidden : p_.intermediate;
+      m.first = is_first ? gate_ : 0;
+      m.second = is_paired ? -gate_ - 8 : 0;  // 8 rows of gate, then those of up
+      Weights::Request(ring_ + slot * Weights::BYTES, m, work_.active[ahead.active], ahead.row, ahead.rows, ahead.chunk,
+                       is_paired);
+      ahead.Advance(work_);
+    }
+    ptx::CopyCommit();
+  }
+
+  /// Find the constants of active experts' activations, which are read behind the barrier of a tile.
+  __device__ __forceinline__ void FindConstants() const {
+    for (int i = int(threadIdx.x); i < choices_.count; i += THREADS) {
+      memory_.constants[i] = ConstantsOf(p_.activation, choices_.active[i]);
+    }
+  }
 
   template <int PRODUCT>
   __device__ __forceinline__ void Load(const Walk<WARPS>& at, Operands<Weights, TILES>& to) const {
@@ -203,7 +174,7 @@ class Block : public BaseBlock<Weights, TILES * 8> {
       if (at.HasStage(work_)) Load<PRODUCT>(at, next);
       ptx::CopyWait<STAGES - 2>();
       __syncwarp();  // all lanes have the stage, and have read the one before
-      this->Request(ahead, slot == 0 ? STAGES - 1 : slot - 1);
+      Request(ahead, slot == 0 ? STAGES - 1 : slot - 1);
       float sums[TILES][4] = {};
       Weights::Multiply(ring_ + slot * Weights::BYTES, operands.tokens, sums);
       slot = slot == STAGES - 1 ? 0 : slot + 1;
@@ -262,7 +233,13 @@ class Block : public BaseBlock<Weights, TILES * 8> {
     }
   }
 
+  const MonoParams& p_;
   Memory<Weights, TILES>& memory_;
+  const Choices<TILES * 8>& choices_;
+  const bool is_gated_;
+  Work work_;
+  int rows1_, gate_;  // rows of an expert's first weights; the first row of gate, in [up ; gate]
+  uint32_t ring_;
 };
 
 template <typename Weights, int TILES>

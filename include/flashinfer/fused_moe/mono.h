@@ -87,7 +87,7 @@ inline int64_t MonoHiddenOffset(const LayerSizes& s, const Workspace& w) {
 
 /// Enqueue a layer that TakesMono, by the format of its weights; with logits, one that TakesRouting. Return
 /// cudaErrorNotSupported, with nothing enqueued, on a device that cannot run it (one before SM80 or with less shared memory
-/// than the rings take), and for one token whose operands or slots have no room.
+/// than the rings take), and for one token of e4m3 blocks or MXFP4 with more than 32 slots.
 Status MonoPlain(const MonoParams& params, Stream stream);
 Status MonoFp8Block(const MonoParams& params, Stream stream);
 Status MonoMxfp4(const MonoParams& params, Stream stream);

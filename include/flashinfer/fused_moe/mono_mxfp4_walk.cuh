@@ -8,6 +8,7 @@
 #pragma once
 #include "../gemm/w4_layout.h"
 #include "../ptx/cp_async.cuh"
+#include "mono_share.cuh"
 #include "mono_token.cuh"
 
 namespace flashinfer {
@@ -29,10 +30,6 @@ struct Portion {
   int chunks;      // pieces of 128 columns of a row
   int sources;     // product 1: those of an expert; product 2: those of all experts
   int passes;      // rounds in which all half warps take a source each
-  __device__ __forceinline__ void Divide(int units, int block) {
-    const int blocks = int(gridDim.x), each = units / blocks, more = units % blocks;
-    begin = block * each + min(block, more), end = begin + each + (block < more ? 1 : 0);
-  }
 };
 
 /// The shares of both products.
@@ -44,8 +41,9 @@ struct Shares {
 
   __device__ __forceinline__ Shares(const MonoParams& p, int experts) : is_gated(IsGated(p.activation.type)) {
     pairs_per_expert = p.intermediate / (2 * EIGHT);
-    first.Divide(experts * pairs_per_expert, int(blockIdx.x));
-    second.Divide(p.hidden / EIGHT, int(gridDim.x - 1 - blockIdx.x));  // blocks with more of product 1 have less here
+    ShareRows(experts * pairs_per_expert, int(blockIdx.x), first.begin, first.end);
+    ShareRows(p.hidden / EIGHT, int(gridDim.x - 1 - blockIdx.x), second.begin,
+              second.end);  // blocks with more of product 1 have less here
     const int eights = p.hidden / EIGHT, begin = second.begin;
     second.begin = eights - second.end, second.end = eights - begin;
     first.chunks = first.sources = p.hidden / SOURCE_COLUMNS;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts of one token from its router logits, found by each block of mono_one.cuh for itself: a warp chooses them with the
-// arithmetic of moe_routing_token.cuh, and writes the tables of mono_pairs.cuh. The token has an expert once, and this rank
+// Experts of one token from its router logits, found by each block of mono_fp8_one.cuh for itself: a warp chooses them with
+// the arithmetic of moe_routing_token.cuh, and writes the table of mono_token.cuh. The token has an expert once, and this rank
 // has all of them. Factors are computed when the first weights have been requested, which wait for experts only.
 #pragma once
 #include "../moe_routing_token.cuh"
-#include "mono_pairs.cuh"
+#include "mono_token.cuh"
 
 namespace flashinfer {
 namespace fused_moe {
@@ -18,7 +18,7 @@ using RouteKeys = uint32_t[MOE_ROUTE_MAX_EXPERTS / 32][33];
 /// State that a lane keeps until factors are computed.
 struct Routed {
   moe::RoutedSlot slot;
-  Choice* choice;  // entry of the lane's slot, or null if it has none
+  float* factor;  // of the lane's slot, or null if it has none
 };
 
 __device__ __forceinline__ MoeRouteParams RouteParamsOf(const MonoParams& p) {
@@ -80,10 +80,9 @@ __device__ __forceinline__ moe::RoutedSlot Choose(const MonoParams& p, RouteKeys
   return ChooseFromMany(params, keys);
 }
 
-/// Fill the tables but for the factors, and for the entries of other tokens; all threads of the block call it. `keys` is
-/// memory that nobody uses before the end, which is a barrier.
-template <int TOKENS>
-__device__ __forceinline__ Routed RouteOneToken(const MonoParams& p, Choices<TOKENS>& to, RouteKeys& keys) {
+/// Fill the table of the block but for the factors; all threads of the block call it. `keys` is memory that nobody uses before
+/// the end, which is a barrier.
+__device__ __forceinline__ Routed RouteOneToken(const MonoParams& p, TokenExperts& to, RouteKeys& keys) {
   Routed routed{};
   if (threadIdx.x < 32) {
     const int lane = int(threadIdx.x);
@@ -92,11 +91,7 @@ __device__ __forceinline__ Routed RouteOneToken(const MonoParams& p, Choices<TOK
     int rank = 0;
 #pragma unroll 4
     for (int i = 0; i < p.top_k; ++i) rank += __shfl_sync(~0u, expert, i) < expert;
-    if (lane < p.top_k) {
-      routed.choice = &to.of[rank][0];
-      routed.choice->pair = lane, to.active[rank] = expert;
-    }
-    if (lane == 0) to.count = p.top_k;
+    if (lane < p.top_k) to.expert[rank] = expert, to.slot[rank] = lane, routed.factor = &to.factor[rank];
   }
   __syncthreads();
   return routed;
@@ -104,9 +99,9 @@ __device__ __forceinline__ Routed RouteOneToken(const MonoParams& p, Choices<TOK
 
 /// Write the factors, which are read behind the barrier of the grid.
 __device__ __forceinline__ void WriteFactors(const MonoParams& p, const Routed& routed) {
-  if (int(threadIdx.x) / 32 >= p.tokens) return;
+  if (threadIdx.x >= 32) return;
   const float weight = moe::WeightOf(RouteParamsOf(p), routed.slot);
-  if (routed.choice != nullptr) routed.choice->factor = weight;
+  if (routed.factor != nullptr) *routed.factor = weight;
 }
 
 }  // namespace mono

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights in mono.cuh: how a warp copies a stage of 16 rows to shared memory, and multiplies it by tokens. mono_fp8_one.cuh
-// has the same for e4m3 blocks.
+// Weights in mono.cuh: how a warp copies a stage of 16 rows to shared memory, and multiplies it by tokens.
 //
 // Rows of weights are rows of A of m16n8k16, tokens are columns of B. A sum over k does not depend on the order of k: a lane
 // takes 16 contiguous bytes of a row of weights and the elements of a token at the same columns as its parts of several
@@ -18,8 +17,7 @@ namespace mono {
 
 /// Weights of one product.
 struct Matrix {
-  const void* data;    // (experts, rows, columns)
-  const void* scales;  // null for formats without scales
+  const void* data;  // (experts, rows, columns)
   int rows, columns;
   int second;  // distance of the rows 8 to 15 of a tile from rows 0 to 7, less 8: the halves of gated weights
   int first;   // row 0 of a tile, for row 0 of the walk
@@ -41,17 +39,15 @@ __device__ __forceinline__ uint32_t InStage(uint32_t stage, int row, int unit) {
   return stage + row * ROW_BYTES + (unit ^ (row & 1) * 4) * 16;
 }
 
-/// Begin to copy a stage of row-major weights of BYTES per element; `used` rows of each 8, or of all 16.
-template <int BYTES>
+/// Begin to copy a stage of row-major 16-bit weights; `used` rows of each 8, or of all 16.
 __device__ __forceinline__ void RequestRows(uint32_t stage, const Matrix& m, int expert, int row, int used, int chunk,
                                             bool is_paired) {
   const int lane = int(threadIdx.x) % 32, unit = lane % 8;
-  const int column = (chunk * ROW_BYTES + unit * 16) / BYTES;
+  const int column = (chunk * ROW_BYTES + unit * 16) / 2;
   const bool has_column = column < m.columns;
-  const int64_t row_bytes = int64_t(m.columns) * BYTES;
+  const int64_t row_bytes = int64_t(m.columns) * 2;
   const auto* from = static_cast<const unsigned char*>(m.data) +
-                     (int64_t(expert) * m.rows + m.first + row + lane / 8) * row_bytes +
-                     (has_column ? column : 0) * BYTES;
+                     (int64_t(expert) * m.rows + m.first + row + lane / 8) * row_bytes + (has_column ? column : 0) * 2;
   const uint32_t to = InStage(stage, lane / 8, unit);  // rows of a lane are 4 apart: the same exchange of halves
 #pragma unroll
   for (int i = 0; i < TILE_ROWS / 4; ++i) {
@@ -73,7 +69,7 @@ struct PlainWeights {
 
   __device__ __forceinline__ static void Request(uint32_t stage, const Matrix& m, int expert, int row, int used,
                                                  int chunk, bool is_paired) {
-    RequestRows<2>(stage, m, expert, row, used, chunk, is_paired);
+    RequestRows(stage, m, expert, row, used, chunk, is_paired);
   }
 
   /// Load the elements of a token; `x` is its row, null: zeros.
