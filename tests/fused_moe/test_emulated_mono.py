@@ -203,6 +203,23 @@ def test_fp8_block_on_other_devices(library):
         assert torch.equal(run(library, call, BF16, multiprocessors=multiprocessors, **options), first)
 
 
+@pytest.mark.parametrize("format", [FP8_BLOCK, MXFP4], ids=["fp8", "mxfp4"])
+def test_order_of_slots(library, format):
+    """One token has the same bits whatever the order of its slots; those of large scales cancel out."""
+    sizes = (1, 128, 256, LOCAL, 4)
+    call = fp8_block(*sizes, device="cpu") if format == FP8_BLOCK else mxfp4(*sizes, "cpu")[0]
+    call["token_selected_experts"] = torch.tensor([[3, 0, 1, 2]], dtype=torch.int32)
+    call["token_final_scales"] = torch.tensor([[1e5, 1.0, -1e5, 0.5]])
+    for x in (call["fc1_expert_weights"], call["fc2_expert_weights"], *call["quant_scales"]):
+        x.view(torch.uint8)[3] = x.view(torch.uint8)[1]
+    outs = []
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]):
+        names = ("token_selected_experts", "token_final_scales")
+        moved_slots = moved({**call, **{name: call[name][:, order].contiguous() for name in names}})
+        outs.append(run(library, moved_slots, BF16, scales=call["quant_scales"], format=format))
+    assert torch.equal(outs[1], outs[0]) and torch.equal(outs[2], outs[0])
+
+
 def test_fp8_block_plain_activation(library):
     """Without gates a tile has pairs of rows that are half of an expert apart."""
     call = {**fp8_block(1, 272, 256, LOCAL, 3, device="cpu"), "activation_type": ActivationType.Relu2}

@@ -72,7 +72,7 @@ def test_same_bits(tokens, experts, top_k, rule):
     "tokens, experts, top_k, hidden", [(1, 1024, 32, 128), (8, 1024, 16, 128), (1, 8, 4, 32768), (1, 1, 1, 128)]
 )
 def test_limits(tokens, experts, top_k, hidden):
-    """The most experts and slots; one token whose operands have no room in the kernel; one expert."""
+    """The most experts and slots; a wide token; one expert."""
     check(layer(tokens, experts, top_k, hidden=hidden), ("softmax", True))
 
 
@@ -93,11 +93,11 @@ def test_ties_and_logits_that_are_not_finite(tokens, experts, rule):
 
 
 @needs_hopper
-@pytest.mark.parametrize("hidden, is_one", [(2048, True), (32768, False)], ids=["one", "no-room"])
-def test_one_launch(hidden, is_one):
-    call = layer(1, 256 if is_one else 8, 4, hidden=hidden)
+@pytest.mark.parametrize("tokens, hidden, is_one", [(1, 2048, True), (1, 32768, True), (2, 2048, False)])
+def test_one_launch(tokens, hidden, is_one):
+    call = layer(tokens, 8 if hidden > 2048 else 256, 4, hidden=hidden)
     names = kernels(lambda: mono_moe(**call))
-    assert (len(names) == 1) == is_one and any("OneKernel" in name for name in names) == is_one, names
+    assert (len(names) == 1) == is_one and any("Fp8OneKernel" in name for name in names) == is_one, names
 
 
 @needs_hopper

@@ -33,7 +33,7 @@ struct Fp8Share {
 
 /// Shares of both products, and sizes that the walk through them needs.
 struct Fp8Work {
-  const int32_t* active;  // local numbers of the experts in use; shared memory
+  const int32_t* active;  // local numbers of the experts in use, ascending; shared memory
   int count;
   int units;  // of an expert
   bool is_gated;

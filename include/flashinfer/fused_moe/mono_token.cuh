@@ -9,7 +9,7 @@ namespace mono {
 
 constexpr int TOKEN_MAX_SLOTS = 32;  // a lane for each
 
-/// Experts of this rank that the token has chosen, in the order of their first slots. A warp's, in shared memory.
+/// Experts of this rank that the token has chosen, ascending. A warp's, or a block's, in shared memory.
 struct TokenExperts {
   int32_t expert[TOKEN_MAX_SLOTS];  // local number
   int32_t slot[TOKEN_MAX_SLOTS];    // the first with this expert
@@ -35,10 +35,10 @@ __device__ __forceinline__ int FindExperts(const MonoParams& p, TokenExperts& to
     if (other == expert && i < lane) is_first = false;
   }
   const unsigned firsts = __ballot_sync(~0u, is_first);
-  if (is_first) {
-    const int rank = __popc(firsts & ((1u << lane) - 1u));
-    to.expert[rank] = expert, to.slot[rank] = lane, to.factor[rank] = factor;
-  }
+  int rank = 0;  // by number, as in RouteOneToken: the order of sums does not depend on the order of slots
+#pragma unroll 4
+  for (int i = 0; i < p.top_k; ++i) rank += __shfl_sync(~0u, is_first ? expert : INT32_MAX, i) < expert;
+  if (is_first) to.expert[rank] = expert, to.slot[rank] = lane, to.factor[rank] = factor;
   __syncwarp();
   return __popc(firsts);
 }
