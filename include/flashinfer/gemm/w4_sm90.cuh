@@ -6,7 +6,7 @@
 //   stage: tokens (2 slabs of TOKENS x 64) | codes of warpgroup 0, of 1 ... (4 strips x 1 KB); scales in an array of their own
 //   a tile of 128 weights has two consumer warpgroups; one of 256 has four, of which some decode while others multiply, and
 //   reads tokens half as often, but does not split K
-//   bound by decoding and products, which overlap little (docs/performance/moe.md)
+//   bound by decoding for few tokens and by products for 128; they overlap (docs/performance/moe.md)
 //   test  pytest tests/hopper/test_emulated_w4.py      bench  python benchmarks/bench_fused_moe.py -k mxfp4
 #pragma once
 #include "w4_load_sm90.cuh"
