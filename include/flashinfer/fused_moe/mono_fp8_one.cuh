@@ -3,8 +3,8 @@
 // as long as memory:
 // - A warp keeps 128 columns for many rows (mono_fp8_walk.cuh), with their elements in registers. Warps meet at the end of a
 //   batch of tiles only.
-// - The token is requested ahead of the weights, behind which it would arrive 5 us later (H200). Each warp quantises the
-//   columns that it multiplies, by 1 x 128.
+// - The token is requested ahead of the weights, so that it does not wait for them. Each warp quantises the columns that it
+//   multiplies, by 1 x 128.
 // - Numbers of e4m3 are multiplied as fp16, which holds them: sums are fp32, where Hopper's own products of e4m3 keep fewer
 //   bits.
 #pragma once
@@ -22,7 +22,7 @@ namespace mono {
 struct alignas(128) Fp8Memory {
   unsigned char ring[FP8_WARPS][FP8_STAGES][FP8_STAGE_BYTES];
   uint32_t codes[FP8_WARPS][FP8_COLUMNS / 2];       // fp16, from the lanes that quantise to those that multiply
-  float sums[FP8_BATCH][FP8_WARPS][TILE_ROWS + 1];  // of warps; a float more, so that tiles are in different banks
+  float sums[FP8_BATCH][FP8_WARPS][TILE_ROWS + 1];  // a float more than rows, so that tiles are in different banks
   TokenExperts experts[FP8_WARPS];                  // with routing in the kernel, all warps use the first one
   ActivationConstants constants[TOKEN_MAX_SLOTS];
 };
@@ -30,7 +30,7 @@ struct alignas(128) Fp8Memory {
 /// A block's share of a layer.
 class Fp8Block {
  public:
-  /// `elements`: those of pass 0 of product 1.
+  /// Begin with the experts that the token has chosen; `elements` is what LoadToken() returned.
   __device__ __forceinline__ Fp8Block(const MonoParams& p, Fp8Memory& memory, const TokenExperts& experts, int count,
                                       const uint2& elements)
       : p_(p),
@@ -66,7 +66,7 @@ class Fp8Block {
 
  private:
   static constexpr int THREADS = FP8_WARPS * 32;
-  /// What a lane multiplies: fp16 codes in the lanes of column 0 of the tensor cores, zeros in others.
+  /// Operand of a lane: fp16 codes in the lanes of column 0 of the tensor cores, zeros in others.
   struct Operand {
     uint32_t codes[4][4];
     float scale;

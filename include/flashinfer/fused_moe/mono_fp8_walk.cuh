@@ -14,7 +14,7 @@ namespace fused_moe {
 namespace mono {
 
 constexpr int FP8_WARPS = FLASHINFER_MONO_ONE_WARPS, FP8_STAGES = FLASHINFER_MONO_ONE_STAGES;
-constexpr int FP8_COLUMNS = 128;  // of a source: those of a block of scales
+constexpr int FP8_COLUMNS = 128;  // columns of a source, as of a block of scales
 static_assert(FP8_COLUMNS == ROW_BYTES, "a stage has the columns of a source");
 constexpr int FP8_STAGE_BYTES = STAGE_BYTES + TILE_ROWS * 4;  // rows, then a scale of each
 constexpr int FP8_BATCH = 16;                                 // tiles whose sums are in shared memory at once
@@ -22,8 +22,8 @@ constexpr int FP8_BATCH = 16;                                 // tiles whose sum
 /// Work of a block in one product.
 struct Fp8Share {
   int begin, end;  // units of product 1, rows of product 2
-  int height;      // of them in a tile
-  int chunks;      // of a row of weights
+  int height;      // units or rows in a tile
+  int chunks;      // chunks in a row of weights
   int sources;
 
   __device__ __forceinline__ int Tiles() const { return (end - begin + height - 1) / height; }
@@ -35,7 +35,7 @@ struct Fp8Share {
 struct Fp8Work {
   const int32_t* active;  // local numbers of the experts in use, ascending; shared memory
   int count;
-  int units;  // of an expert
+  int units;  // units per expert
   bool is_gated;
   Fp8Share first, second;
 

@@ -18,7 +18,7 @@ using RouteKeys = uint32_t[MOE_ROUTE_MAX_EXPERTS / 32][33];
 /// State that a lane keeps until factors are computed.
 struct Routed {
   moe::RoutedSlot slot;
-  float* factor;  // of the lane's slot, or null if it has none
+  float* factor;  // place for the factor of the lane's slot, or null if it has none
 };
 
 __device__ __forceinline__ MoeRouteParams RouteParamsOf(const MonoParams& p) {
