@@ -161,6 +161,14 @@ inline const void* WeightScales(const char* name, const Optional<TensorView>& gi
   if (got != experts * bytes) {
     Refuse(std::string(name) + " must have " + std::to_string(experts * bytes) + " bytes, got " + std::to_string(got));
   }
+  // As many bytes in the order of a checkpoint would be multiplied in without a word.
+  if (x.ndim() != 5 || x.size(0) != experts || x.size(1) != n / 64 || x.size(2) != k / 128) {
+    std::string shape;
+    for (const int64_t size : x.shape()) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+    Refuse(std::string(name) + " must be folded by interleave_moe_scales_for_sm90_mixed_gemm to 5 dimensions (" +
+           std::to_string(experts) + ", " + std::to_string(n / 64) + ", " + std::to_string(k / 128) + ", ...), got (" +
+           shape + ")");
+  }
   return x.data_ptr();
 }
 

@@ -104,6 +104,17 @@ def test_wrong_scales():
     check_refused(cutlass_fused_moe, text, **{**packed, "quant_scales": [first, second[:1]]})
 
 
+def test_scales_that_were_not_folded():
+    """Scales as a checkpoint has them have as many bytes, in another order: the layer would multiply by wrong ones."""
+    call, values = mxfp4(2, 128, 128, 2, 1, device="cpu")
+    raw = [values["fc1_scale"], values["fc2_scale"]]
+    text = "the scale of fc1_expert_weights must be folded by interleave_moe_scales_for_sm90_mixed_gemm to 5 dimensions"
+    check_refused(cutlass_fused_moe, f"{text}.*, got (2, 256, 4)", **{**call, "quant_scales": raw})
+    first, second = call["quant_scales"]
+    text = "the scale of fc2_expert_weights must be .*, got (2, 1, 2, 16, 16)"
+    check_refused(cutlass_fused_moe, text, **{**call, "quant_scales": [first, second.transpose(1, 2).contiguous()]})
+
+
 SIZE = {"max_num_tokens": 4, "hidden_size": 64, "intermediate_size": 32, "num_experts_total": 6, "top_k": 2}
 BAD_SIZES = [
     *((name, 0, f"{name} must be at least 1, got 0") for name in SIZE),
