@@ -14,7 +14,10 @@ __all__ = [
     "trtllm_fp8_block_scale_moe",
     "trtllm_fp8_block_scale_routed_moe",
     "trtllm_fp8_per_tensor_scale_moe",
+    "trtllm_fp8_per_tensor_scale_routed_moe",
+    "trtllm_gen_routing",
     "trtllm_mxint4_block_scale_moe",
+    "trtllm_mxint4_block_scale_routed_moe",
 ]
 
 _CALLBACK = "a module that loads pre-built kernels by a callback, which this package does not have"
@@ -28,4 +31,7 @@ trtllm_fp4_block_scale_routed_moe = needs("trtllm_fp4_block_scale_routed_moe", _
 trtllm_fp8_block_scale_moe = needs("trtllm_fp8_block_scale_moe", _GPU)
 trtllm_fp8_block_scale_routed_moe = needs("trtllm_fp8_block_scale_routed_moe", _GPU)
 trtllm_fp8_per_tensor_scale_moe = needs("trtllm_fp8_per_tensor_scale_moe", _GPU)
+trtllm_fp8_per_tensor_scale_routed_moe = needs("trtllm_fp8_per_tensor_scale_routed_moe", _GPU)
+trtllm_gen_routing = needs("trtllm_gen_routing", _GPU)
 trtllm_mxint4_block_scale_moe = needs("trtllm_mxint4_block_scale_moe", _GPU)
+trtllm_mxint4_block_scale_routed_moe = needs("trtllm_mxint4_block_scale_routed_moe", _GPU)

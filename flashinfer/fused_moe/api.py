@@ -13,9 +13,17 @@ from .._compat.tllm_enums import ActivationType as ActivationType
 from .._compat.tllm_enums import RoutingInputMode as RoutingInputMode
 from .._compat.tllm_enums import RoutingMethodType, is_gated_activation
 from .._runtime.errors import ArgumentError
+from .backends import B12xNvfp4Config as B12xNvfp4Config
+from .backends import B12xW4A16Config as B12xW4A16Config
+from .backends import CuteDslConfig as CuteDslConfig
 from .backends import CutlassBf16Config as CutlassBf16Config
 from .backends import CutlassConfig as CutlassConfig
 from .backends import CutlassW4A16Config as CutlassW4A16Config
+from .backends import TrtllmBf16Config as TrtllmBf16Config
+from .backends import TrtllmFp4Config as TrtllmFp4Config
+from .backends import TrtllmFp8BlockConfig as TrtllmFp8BlockConfig
+from .backends import TrtllmFp8PerTensorConfig as TrtllmFp8PerTensorConfig
+from .backends import TrtllmMxInt4Config as TrtllmMxInt4Config
 
 __all__ = [
     "ActivationConfig",

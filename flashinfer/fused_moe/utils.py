@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buckets of token counts for tuning, and random routings."""
+"""Buckets of token counts for tuning, random routings, and shapes of FP4 operands with their scales."""
 
 from __future__ import annotations
 
 import functools
-from typing import Callable
+import math
+from typing import Callable, Sequence
 
 import torch
 
 from .._runtime.errors import ArgumentError
-from .._runtime.integer_math import next_positive_power_of_2, round_up
+from .._runtime.integer_math import ceil_div, next_positive_power_of_2, round_up
+from ..quantization.fp4_quantization import block_scale_interleave
 
 __all__ = [
+    "compute_swizzled_sf_shape",
+    "get_fp4_shape",
     "get_hybrid_num_tokens_buckets",
     "make_hybrid_bucket_mapper",
     "make_random_topk_ids",
     "map_to_hybrid_bucket",
     "map_to_hybrid_bucket_uncapped",
+    "swizzle_sf",
+    "unswizzle_sf",
 ]
 
 
@@ -57,3 +63,42 @@ def make_hybrid_bucket_mapper(max_num_tokens: int) -> Callable[[int], int]:
 def make_random_topk_ids(num_experts: int, num_tokens: int, top_k: int, device: torch.device) -> torch.Tensor:
     """Choose ``top_k`` different experts for each token: ``(num_tokens, top_k)`` int32."""
     return torch.rand(num_tokens, num_experts, device=device).topk(top_k, dim=1).indices.to(torch.int32)
+
+
+def compute_swizzled_sf_shape(row: int, col: int) -> tuple[int, int]:
+    """Return the rows and columns that a matrix of scales has in the 128 x 4 layout, padding included."""
+    return round_up(row, 128), round_up(col, 4)
+
+
+def swizzle_sf(sf: torch.Tensor, rows: int, cols: int, scaling_vector_size: int = 16) -> torch.Tensor:
+    """Bring the scales of ``(rows, cols)`` elements, or of a batch of such matrices, into the 128 x 4 layout.
+
+    The result is that of :func:`flashinfer.block_scale_interleave`: one dimension, each matrix padded with zeros.
+    """
+    return block_scale_interleave(sf.reshape(-1, rows, ceil_div(cols, scaling_vector_size)))
+
+
+def unswizzle_sf(sf: torch.Tensor, rows: int, cols: int, scaling_vector_size: int = 16) -> torch.Tensor:
+    """Undo :func:`swizzle_sf`: return the scales row by row, ``(batch * rows, scales per row)``, without padding."""
+    per_row = ceil_div(cols, scaling_vector_size)
+    padded_rows, padded_cols = compute_swizzled_sf_shape(rows, per_row)
+    if sf.numel() % (padded_rows * padded_cols):
+        raise ArgumentError(
+            f"unswizzle_sf: sf must have a multiple of {padded_rows * padded_cols} elements (rows padded to "
+            f"{padded_rows}, scales per row to {padded_cols}), got {sf.numel()}"
+        )
+    # Tiles of 128 rows and 4 columns: row r of a tile is at place r % 32, then r / 32.
+    tiles = sf.reshape(-1, padded_rows // 128, padded_cols // 4, 32, 4, 4)
+    linear = tiles.permute(0, 1, 4, 3, 2, 5).reshape(-1, padded_rows, padded_cols)
+    return linear[:, :rows, :per_row].reshape(-1, per_row)
+
+
+def get_fp4_shape(
+    input_shape: Sequence[int], sf_vec_size: int, is_swizzled_layout: bool = True
+) -> tuple[list[int], int]:
+    """Return the shape of a tensor in FP4, two codes per byte, and the number of its scales."""
+    *lead, cols = input_shape
+    rows, per_row = math.prod(lead), cols // sf_vec_size
+    if is_swizzled_layout:
+        rows, per_row = compute_swizzled_sf_shape(rows, per_row)
+    return [*lead, cols // 2], rows * per_row

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flashinfer import fused_moe
 from flashinfer.fused_moe import api
 from flashinfer.fused_moe.api import (
     ActivationConfig,
@@ -49,6 +50,14 @@ def test_fields_by_name():
 def test_activations():
     assert config().activation == ActivationConfig.swiglu and ActivationConfig.geglu.is_gated
     assert ActivationConfig.relu2.type == ActivationType.Relu2 and not ActivationConfig.relu2.is_gated
+
+
+def test_configurations_of_all_backends():
+    """Published code imports them from here."""
+    for name in ("CutlassBf16Config", "CutlassW4A16Config", "CuteDslConfig", "TrtllmBf16Config", "TrtllmFp4Config"):
+        assert getattr(api, name) is getattr(fused_moe, name)
+    for name in ("TrtllmFp8BlockConfig", "TrtllmFp8PerTensorConfig", "TrtllmMxInt4Config", "B12xNvfp4Config"):
+        assert not BackendOptions((getattr(api, name)(),)).valid_for(90)
 
 
 def test_backends():

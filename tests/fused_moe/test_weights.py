@@ -57,10 +57,37 @@ def test_buckets_of_token_counts():
     assert utils.make_hybrid_bucket_mapper(64)(33) == 64
 
 
+@pytest.mark.parametrize("rows, cols, batch", [(1, 16, ()), (130, 80, (3,))], ids=["one", "batch"])
+def test_scales_go_to_the_swizzled_order_and_back(device, rows, cols, batch):
+    scales = torch.randint(256, (*batch, rows, cols // 16), dtype=torch.uint8, device=device)
+    padded = utils.compute_swizzled_sf_shape(rows, cols // 16)
+    assert padded == {1: (128, 4), 130: (256, 8)}[rows]
+    swizzled = utils.swizzle_sf(scales, rows, cols)
+    assert torch.equal(swizzled, flashinfer.block_scale_interleave(scales))
+    assert swizzled.numel() == padded[0] * padded[1] * (batch[0] if batch else 1)
+    assert torch.equal(utils.unswizzle_sf(swizzled, rows, cols), scales.flatten(0, -2))
+    with pytest.raises(ValueError, match=r"unswizzle_sf: sf must have a multiple of \d+ elements"):
+        utils.unswizzle_sf(swizzled[:-1], rows, cols)
+
+
+def test_shapes_of_fp4():
+    assert utils.get_fp4_shape((3, 130, 80), 16) == ([3, 130, 40], 512 * 8)
+    assert utils.get_fp4_shape((3, 130, 80), 16, is_swizzled_layout=False) == ([3, 130, 40], 390 * 5)
+
+
 def test_random_experts_differ(device):
     ids = utils.make_random_topk_ids(8, 5, 3, torch.device(device))
     assert ids.shape == (5, 3) and ids.dtype == torch.int32 and ids.device.type == device
     assert all(len(set(row)) == 3 and set(row) <= set(range(8)) for row in ids.tolist())
+
+
+def test_published_names_that_need_blackwell():
+    """Code that runs on any machine imports these, then asks the GPU."""
+    assert {
+        "trtllm_fp8_per_tensor_scale_routed_moe",
+        "trtllm_gen_routing",
+        "trtllm_mxint4_block_scale_routed_moe",
+    } <= set(blackwell.__all__)
 
 
 @pytest.mark.parametrize("name", blackwell.__all__)
