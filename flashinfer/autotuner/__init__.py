@@ -19,6 +19,7 @@ from .autotuner import (
     _tactic_to_json,
     _tactic_to_json_hashable,
 )
+from .batches import ValueProfileArena
 from .buckets import make_bucket_mapper, round_to_nearest_bucket
 from .context import autotune, autotune_v2, autotune_v2_reload
 from .initializers import (
@@ -54,6 +55,7 @@ __all__ = [
     "StaticDim",
     "TunableRunner",
     "TuningConfig",
+    "ValueProfileArena",
     "_classify_metadata_mismatches",
     "_collect_metadata",
     "_get_cudnn_backend_version",

@@ -223,6 +223,27 @@ def test_contexts_inherit_each_setting(tuner):
             assert at(3) == 8
 
 
+def test_tuning_ends_with_the_last_context(tuner):
+    """Contexts of all threads are counted: one that ends leaves the others tuning."""
+    entered, may_end = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with autotune(True):
+            entered.set()
+            may_end.wait(10)
+
+    thread = threading.Thread(target=other)
+    with autotune(True):
+        thread.start()
+        assert entered.wait(10)
+        with autotune(False):
+            assert tuner.is_tuning_mode, "a context that looks up does not stop those around it"
+    assert tuner.is_tuning_mode
+    may_end.set()
+    thread.join()
+    assert not tuner.is_tuning_mode
+
+
 def test_the_mode_can_be_assigned(tuner):
     tuner.is_tuning_mode = True
     assert choose(4)[1] == (1,)

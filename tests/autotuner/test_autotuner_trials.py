@@ -10,6 +10,7 @@ from flashinfer.autotuner import (
     AutoTuner,
     DynamicTensorSpec,
     TuningConfig,
+    ValueProfileArena,
     autotune,
     get_autotune_process_group,
     set_autotune_process_group,
@@ -83,6 +84,27 @@ def test_lists_in_an_arena(tuner, monkeypatch, name):
     buffers = {one[0].untyped_storage().data_ptr(): one[0].untyped_storage().nbytes() for one in lists}
     assert len(buffers) == 2 and min(buffers.values()) > 2 * cache
     assert lists[0][0].untyped_storage().data_ptr() != lists[1][0].untyped_storage().data_ptr()
+
+
+def test_an_arena_keeps_its_addresses():
+    """The class that published code makes arenas with: other values may be staged, at the same places."""
+    x, other, repeated = torch.arange(12.0).view(3, 4).t(), torch.ones(5), torch.tensor([1, 2]).expand(3, 2)
+    arena = ValueProfileArena([x, other, repeated, None], (2, 0, 3), num_ring_lanes=3, l2_cache_size_bytes=4096)
+    lists = arena.iteration_inputs(5)
+    assert all(torch.equal(one[0], x) and torch.equal(one[2], repeated) and one[1] is other for one in lists)
+    places = [one[0].data_ptr() for one in lists]
+    assert len(set(places)) == 3 and places[:2] == places[3:] and x.data_ptr() not in places
+    assert min(one[0].untyped_storage().nbytes() for one in lists) > 2 * 4096
+    arena.stage([x + 1, None, (repeated[0] + 1).expand(3, 2), "a"])
+    staged = arena.inputs_for_iteration(4)
+    assert staged[0].data_ptr() == places[4] and torch.equal(staged[0], x + 1) and x[0].tolist() == [0, 4, 8]
+    assert torch.equal(staged[2], repeated + 1) and staged[1] is None and staged[3] == "a"
+    with pytest.raises(ValueError, match=r"input 0 must be a tensor of shape \(4, 3\), strides \(1, 4\)"):
+        arena.stage([x.contiguous(), None, repeated, None])
+    with pytest.raises(ValueError, match=r"input 0 must be a tensor of .*, got NoneType"):
+        arena.stage([None] * 4)
+    with pytest.raises(ValueError, match="num_ring_lanes must be at least 1, got 0"):
+        ValueProfileArena([x], (0,), 0, 4096)
 
 
 def test_all_tactics_see_the_same_lists(tuner, monkeypatch):
