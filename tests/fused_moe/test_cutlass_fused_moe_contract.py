@@ -49,7 +49,9 @@ def of_rank(call: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
     names = [name for name in call if name.startswith(("fc", "swiglu"))]
     cuts = {name: cut(call[name]) for name in names}
     return {
-        **{**call, **cuts, "quant_scales": [cut(x) for x in call["quant_scales"]]},
+        **call,
+        **cuts,
+        "quant_scales": [cut(x) for x in call["quant_scales"]],
         "ep_size": ranks,
         "ep_rank": rank,
     }

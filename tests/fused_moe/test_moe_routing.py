@@ -71,6 +71,23 @@ def test_deepseek(device, experts, n_group, topk_group, topk, dtypes):
     assert torch.equal(replay[:11].int(), indices) and bool((replay[11:] == -7).all())
 
 
+def test_deepseek_without_tokens(device):
+    values, indices = torch.empty(0, 8, device=device), torch.empty(0, 8, dtype=torch.int32, device=device)
+    scores = torch.empty(0, 256, device=device)
+    assert fused_topk_deepseek(scores, scores.new_zeros(256), 8, 4, 8, 1.0, values, indices) is None
+
+
+@pytest.mark.parametrize("score", [-200.0, 200.0, -torch.inf, torch.nan])
+def test_deepseek_chooses_experts_whatever_the_scores(device, score):
+    """A token whose scores are all alike or none: expert ids are used as addresses, so all are experts, each once."""
+    scores = torch.randn(3, 256, device=device)
+    scores[1] = score
+    values, indices = torch.empty(3, 8, device=device), torch.full((3, 8), -1, dtype=torch.int32, device=device)
+    fused_topk_deepseek(scores, torch.zeros(256, device=device), 8, 4, 8, 1.0, values, indices)
+    assert all(len(set(row)) == 8 and set(row) <= set(range(256)) for row in indices.tolist())
+    assert values[[0, 2]].isfinite().all() and (values[1].isfinite().all() or score != score)
+
+
 @pytest.mark.parametrize("shared", [0, 1])
 @pytest.mark.parametrize("tokens", [0, 9])
 def test_hash_topk(device, shared, tokens):
