@@ -77,6 +77,15 @@ def _check_rows(op: str, w: torch.Tensor) -> None:
         )
 
 
+def _writes(x: torch.Tensor) -> Optional[int]:
+    """Return how often a tensor was written; None where nobody counts: in graphs, and for inference tensors."""
+    return None if torch.compiler.is_compiling() or x.is_inference() else x._version
+
+
+def _was_written(now: tuple[Optional[int], ...], then: tuple[Optional[int], ...]) -> bool:
+    return any(count is not None and count != before for count, before in zip(now, then, strict=True))
+
+
 def interleave_for_tma_wgmma_up(w_fp8: torch.Tensor) -> torch.Tensor:
     """Copy [gate ; up] weights with their rows interleaved: 8 of gate, then the 8 of up that match, and so on.
 
@@ -84,13 +93,16 @@ def interleave_for_tma_wgmma_up(w_fp8: torch.Tensor) -> torch.Tensor:
     ----------
     w_fp8 : torch.Tensor
         ``(num_experts, 2 * intermediate_size, hidden_size)``, elements of one byte. The copy is kept on the tensor as
-        ``_tma_interleaved_up`` and returned again by later calls.
+        ``_tma_interleaved_up`` and returned again by later calls, until the tensor is written.
     """
     _check_rows("interleave_for_tma_wgmma_up", w_fp8)
     tensor: Any = w_fp8
-    if getattr(tensor, "_tma_interleaved_up", None) is None:
+    writes = (_writes(w_fp8),)
+    is_old = _was_written(writes, getattr(tensor, "_tma_interleaved_up_writes", writes))
+    if getattr(tensor, "_tma_interleaved_up", None) is None or is_old:
         rows = _interleaved_rows(w_fp8.shape[1]).to(w_fp8.device)
         tensor._tma_interleaved_up = w_fp8.view(torch.uint8).index_select(1, rows).view(w_fp8.dtype)
+        tensor._tma_interleaved_up_writes = writes
     made: torch.Tensor = tensor._tma_interleaved_up
     return made
 
@@ -100,14 +112,15 @@ def _up_gate(weights: torch.Tensor, scales: torch.Tensor, is_interleaved: bool) 
     tensor: Any = weights
     name = "_up_gate_of_interleaved" if is_interleaved else "_up_gate"
     kept = getattr(tensor, name, None)
-    if kept is None or kept[2] is not scales:
+    writes = (_writes(weights), _writes(scales))  # weights of a model in training are written where they are
+    if kept is None or kept[2] is not scales or _was_written(writes, kept[3]):
         rows, half = torch.arange(weights.shape[1]), weights.shape[1] // 2
         if is_interleaved:
             rows = torch.argsort(_interleaved_rows(weights.shape[1]))
         order = torch.cat((rows[half:], rows[:half])).to(weights.device)
         swapped = weights.view(torch.uint8).index_select(1, order).view(weights.dtype)
         blocks = scales.shape[1] // 2
-        kept = (swapped, torch.cat((scales[:, blocks:], scales[:, :blocks]), dim=1), scales)
+        kept = (swapped, torch.cat((scales[:, blocks:], scales[:, :blocks]), dim=1), scales, writes)
         setattr(tensor, name, kept)
     return kept[0], kept[1]
 
@@ -217,8 +230,10 @@ def mono_moe(
     r"""Route few tokens and compute their experts: ``sum over the top_k experts of w * down(silu(gate x) * up x)``.
 
     The first call on a weight copies it with its halves swapped and keeps the copy on the tensor: the layer takes
-    [up ; gate]. On CUDA the call needs SM90, where one token is one kernel if its operands fit into
-    shared memory. Other calls are :func:`route_tokens` and :func:`cutlass_fused_moe`, with the same result.
+    [up ; gate]. A weight, or scales, that were written since are copied again; writes through ``.data``, and those
+    after the capture of a graph, are not seen. On CUDA the call needs SM90, where one token is one kernel if its
+    operands fit into shared memory. Other calls are :func:`route_tokens` and :func:`cutlass_fused_moe`, with the same
+    result.
 
     Parameters
     ----------

@@ -109,6 +109,37 @@ def test_new_scales_of_the_same_weight(call):
     assert_same_layer(second, SOFTMAX.reference(**call))
 
 
+@pytest.mark.parametrize("is_raw", [True, False], ids=["raw", "interleaved"])
+@pytest.mark.parametrize("name", ["expert_weights_up", "expert_scales_up"])
+def test_weights_that_are_written_again(call, name, is_raw):
+    """New weights arrive in the old tensors when a model is trained on; the copy of the old ones must not be used."""
+    up = call["expert_weights_up"].view(torch.uint8).clone().view(torch.float8_e4m3fn)  # a tensor without copies
+    call |= {"expert_weights_up": up if is_raw else interleave_for_tma_wgmma_up(up)}
+    old = mono_moe(**call, interleave_up=is_raw)
+    written = call[name]
+    written.copy_(written.float().flip(1).to(written.dtype))
+    new = mono_moe(**call, interleave_up=is_raw)
+    same = {**call, "expert_weights_up": call["expert_weights_up"].clone()}
+    assert torch.equal(new, mono_moe(**same, interleave_up=is_raw)) and not torch.equal(new, old)
+
+
+def test_an_interleaved_copy_follows_its_weight(call):
+    up = call["expert_weights_up"].clone()
+    old = interleave_for_tma_wgmma_up(up)
+    up.copy_(up.float().flip(1).to(up.dtype))
+    new = interleave_for_tma_wgmma_up(up)
+    assert torch.equal(new.float(), interleave_for_tma_wgmma_up(up.clone()).float()) and new is not old
+    assert up._tma_interleaved_up is new is interleave_for_tma_wgmma_up(up)
+
+
+def test_weights_made_in_inference_mode(call):
+    """Such tensors do not count how often they were written."""
+    expected = mono_moe(**call)
+    with torch.inference_mode():
+        made = {name: call[name].clone() for name in ("expert_weights_up", "expert_scales_up")}
+        assert all(torch.equal(mono_moe(**{**call, **made}), expected) for _ in range(2))
+
+
 @pytest.mark.parametrize(
     "changes, text",
     [
