@@ -510,6 +510,32 @@ def replay(directory: Path, device: Optional[str], allow_code: bool) -> None:
     click.get_current_context().exit(code)
 
 
+@main.command("generate-tactics-blocklist")
+@click.option("-o", "--output", default="tactics_blocklist.json", show_default=True, type=click.Path(dir_okay=False))
+@click.option("--quant-modes", multiple=True, help="Number format of the products; may be repeated. Default: all.")
+@click.option("--num-tokens", default=64, show_default=True, type=click.IntRange(min=1))
+@click.option("--num-experts", default=256, show_default=True, type=click.IntRange(min=1))
+@click.option("--hidden-size", default=7168, show_default=True, type=click.IntRange(min=1))
+@click.option("--intermediate-size", default=2048, show_default=True, type=click.IntRange(min=1))
+@click.option("--top-k", default=8, show_default=True, type=click.IntRange(min=1))
+@click.option("--device", default="cuda:0", show_default=True, help="Where to run the tactics; cpu works too.")
+def generate_tactics_blocklist(output: str, quant_modes: Sequence[str], **sizes: Any) -> None:
+    """Run every tactic of an expert layer's products; list those that fail.
+
+    FLASHINFER_TACTICS_BLOCKLIST names the list that the autotuner leaves out.
+    """
+    from .autotuner import blocklist_gen
+
+    known = list(blocklist_gen.PROBE_FUNCTIONS)
+    for mode in quant_modes:
+        if mode not in known:
+            raise click.BadParameter(f"{mode!r} is not one of {', '.join(known)}", param_hint="--quant-modes")
+    found = blocklist_gen.generate(output, list(quant_modes) or None, **sizes)
+    for key, tactics in found.items():
+        click.echo(f"{key}: {len(tactics)} tactics fail")
+    click.echo(f"Wrote {output}: {sum(map(len, found.values()))} tactics are left out")
+
+
 # ------------------------------------------------------------------------------------------------ output
 
 

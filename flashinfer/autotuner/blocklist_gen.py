@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the list of tactics that must not be tried: run each of them where it can do no harm.
 
-python -c "from flashinfer.tactics_blocklist_gen import generate; generate('blocklist.json')"
+flashinfer generate-tactics-blocklist -o blocklist.json
 FLASHINFER_TACTICS_BLOCKLIST=blocklist.json python serve.py
 
 A child process runs the tactics of one operator. A tactic is listed if it raises, gives wrong numbers, ends the process
