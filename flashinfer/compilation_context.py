@@ -18,6 +18,7 @@ from ._runtime.knobs import knobs
 
 __all__ = [
     "CompilationContext",
+    "cutlass_supports_sm107",
     "sm100a_nvcc_flags",
     "sm100f_nvcc_flags",
     "sm103a_nvcc_flags",
@@ -50,6 +51,14 @@ sm110a_nvcc_flags = [_gencode((11, "0a")), *COMMON_NVCC_FLAGS]
 sm120a_nvcc_flags = [_gencode((12, "0a")), *COMMON_NVCC_FLAGS]
 sm120f_nvcc_flags = [_gencode((12, "0f")), *COMMON_NVCC_FLAGS]
 sm121a_nvcc_flags = [_gencode((12, "1a")), *COMMON_NVCC_FLAGS]
+
+
+def cutlass_supports_sm107() -> bool:
+    """Return whether CUTLASS knows capability 10.7: False, because this package has no CUTLASS.
+
+    SGLang then compiles its own kernels for the family target 10.0f, which runs on 10.7.
+    """
+    return False
 
 
 def _cuda_has_families() -> bool:

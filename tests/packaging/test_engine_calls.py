@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of this package by vLLM 0.29.0 and SGLang 0.5.19, which require version 0.6.18, and other published names.
 
+Calls of SGLang 0.5.23, which requires 0.7.2, are there for mixture of experts and its tuning on Hopper.
+
 ``engine_calls.json`` holds facts of their published wheels: module, name, number of positional arguments, keywords, and
 attributes of our objects that they read. ``published_names.json`` holds the names that programs import, by module (""
 is the module). ``absent_names.json`` holds names that wait, with the reason: one that appears must be moved to the

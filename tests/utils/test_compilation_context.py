@@ -218,6 +218,11 @@ def test_sm107_as_family(monkeypatch):
     assert gencode(mapped) == ["-gencode=arch=compute_100f,code=sm_100f"]
 
 
+def test_cutlass_does_not_know_sm107():
+    """Check the answer that makes SGLang compile for the family 10.0f on 10.7: there is no CUTLASS that knows more."""
+    assert compilation_context.cutlass_supports_sm107() is False
+
+
 def test_flag_lists():
     assert gencode(sm90a_nvcc_flags) == ["-gencode=arch=compute_90a,code=sm_90a"]
     assert gencode(sm120f_nvcc_flags) == ["-gencode=arch=compute_120f,code=sm_120f"]
