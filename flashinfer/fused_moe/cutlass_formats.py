@@ -40,6 +40,7 @@ _POSITIONS = {
     Format.MXFP4_FP8: (5, (0, 3, 1, 4, -1, -1)),
 }
 _NO_SCALES = Scales()
+_SCALES_OF_NVFP4 = 6
 
 
 def format_of(
@@ -63,6 +64,11 @@ def scales_of(format: int, quant_scales: Optional[Sequence[torch.Tensor]]) -> Sc
     """Return the scales of a format by name."""
     count = len(quant_scales) if quant_scales else 0
     if format == Format.PLAIN:
+        if count == _SCALES_OF_NVFP4:
+            raise NotImplementedError(
+                "cutlass_fused_moe: fc1_expert_weights must be 16-bit, e4m3, MXFP4 or int4, got the 6 quant_scales of "
+                "NVFP4, which needs Blackwell"
+            )
         if count:
             raise ArgumentError(
                 f"cutlass_fused_moe: quant_scales must be empty for 16-bit weights, got {count} tensors"

@@ -79,6 +79,15 @@ def test_modes_of_other_hardware(flag):
         cutlass_fused_moe(**dense(2, 64, 32, 2, 1, "cpu"), **{flag: True})
 
 
+def test_weights_of_other_hardware():
+    """Check the text for NVFP4 experts, which engines pass as int64 views with six scales on any GPU."""
+    call = dense(2, 64, 32, 2, 1, "cpu")
+    for name in ("fc1_expert_weights", "fc2_expert_weights"):
+        call[name] = torch.zeros(*call[name].shape[:2], call[name].shape[2] // 16, dtype=torch.int64)
+    with pytest.raises(NotImplementedError, match=r"fc1_expert_weights must .* NVFP4, which needs Blackwell"):
+        cutlass_fused_moe(**{**call, "quant_scales": [torch.ones(2)] * 6})
+
+
 def test_fp8_output():
     with pytest.raises(NotImplementedError, match="FP8 output"):
         cutlass_fused_moe(**{**dense(2, 64, 32, 2, 1, "cpu"), "output_dtype": torch.float8_e4m3fn})
