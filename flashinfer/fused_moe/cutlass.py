@@ -228,5 +228,6 @@ def cutlass_fused_moe(
         tp_rank == 0,
         enable_pdl,
         tune_max_num_tokens,
+        ep_size,
     )
     return [output, *unspecified(input, experts, tokens)]

@@ -114,7 +114,7 @@ def ordinary_fused_moe(
     if AutoTuner.was_used and tokens >= FEWEST_TOKENS:
         inputs = (output, input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights,
                   fc1_expert_biases)
-        product = product_tuned_before(kind, format, activation, first_expert, inputs, tune_max_num_tokens)
+        product = product_tuned_before(kind, format, activation, ep_size, inputs, tune_max_num_tokens)
         if product is None:
             return None
     native_fused_moe[True](

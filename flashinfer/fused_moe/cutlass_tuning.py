@@ -78,15 +78,16 @@ class FusedMoeTileRunner(TunableRunner):
         activation: int,
         by_rule: Product,
         launch: Callable[[Sequence[Any], Product], None],
+        ranks: int = 1,
     ) -> None:
         self.index, self.kind, self.format, self.activation = index, kind, int(format), int(activation)
-        self.by_rule_cache, self.launch_cache = by_rule, launch
+        self.by_rule_cache, self.launch_cache, self.ranks = by_rule, launch, int(ranks)
 
     def get_valid_tactics(self, inputs: list[Any], profile: OptimizationProfile) -> Sequence[Any]:
         if self.kind is None:
             return CPU_TILES
         experts, weights = inputs[2], inputs[3 + self.index]
-        rows = max(1, experts.numel() // weights.shape[0])  # mean over the experts
+        rows = max(1, experts.numel() // (weights.shape[0] * self.ranks))  # mean over the experts of all ranks
         if self.kind in W4_KINDS:
             return [BY_RULE, *w4_tactics(rows, 2 * weights.shape[-1])]  # two codes a byte
         # Experts have up to four times the mean, so that all their rows may be in one tile.
@@ -96,7 +97,9 @@ class FusedMoeTileRunner(TunableRunner):
         return [BY_RULE, *((tile, cluster) for tile, cluster, _ in tactics if cluster == 1 or tiles[tile].swapped)]
 
     def get_cache_key_extras(self, inputs: list[Any]) -> tuple[Any, ...]:
-        return self.kind, self.format, self.activation, str(inputs[0].dtype), str(inputs[1].dtype), inputs[6] is None
+        dtypes = str(inputs[0].dtype), str(inputs[1].dtype)
+        extras = self.kind, self.format, self.activation, *dtypes, inputs[6] is None
+        return extras if self.ranks == 1 else (*extras, self.ranks)
 
     def forward(self, inputs: list[Any], tactic: Any = BY_RULE, do_preparation: bool = False, **kwargs: Any) -> Any:
         tactics = (tactic, BY_RULE) if self.index == 1 else (BY_RULE, tactic)
@@ -118,12 +121,12 @@ def _mapper(most_tokens: int) -> Callable[[int], int]:
 
 
 @cache
-def _config(experts: int, first_expert: int, has_scales: bool, most_tokens: int) -> TuningConfig:
-    """Describe layers with a varying number of tokens, whose experts are drawn anew."""
+def _config(experts: int, has_scales: bool, most_tokens: int) -> TuningConfig:
+    """Describe layers with a varying number of tokens, whose experts are drawn anew among those of all ranks."""
 
     def draw(shape: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
         numbers = torch.rand(shape[0], max(experts, shape[1]), device=device).topk(shape[1]).indices % experts
-        return (numbers + first_expert).to(dtype)
+        return numbers.to(dtype)
 
     places = (0, 1, 2, 3) if has_scales else (0, 1, 2)  # output, input, ids, scales
     spec = DynamicTensorSpec(places, (0,) * len(places), _buckets(most_tokens), _mapper(most_tokens))
@@ -136,26 +139,26 @@ def _bucket(tokens: int, most_tokens: int) -> int:
 
 
 def _key(
-    kind: Optional[str], format: int, activation: int, first_expert: int, inputs: Sequence[Any], most_tokens: int
+    kind: Optional[str], format: int, activation: int, ranks: int, inputs: Sequence[Any], most_tokens: int
 ) -> tuple[Any, ...]:
     output, x, experts, scales, fc1, fc2, bias1 = inputs[:7]
     sizes = (_bucket(x.shape[0], most_tokens), most_tokens, experts.shape[1], fc1.shape, fc2.shape)
-    facts = (first_expert, *sizes, x.dtype, output.dtype, scales is None, bias1 is None)
+    facts = (ranks, *sizes, x.dtype, output.dtype, scales is None, bias1 is None)
     return ("trtllm::fused_moe", kind, format, activation, *facts)
 
 
 def product_tuned_before(
-    kind: str, format: int, activation: int, first_expert: int, inputs: Sequence[Any], most_tokens: int
+    kind: str, format: int, activation: int, ranks: int, inputs: Sequence[Any], most_tokens: int
 ) -> Product:
     """Return what :func:`tuned_product` returns for the same arguments if it is known; None if it must be asked."""
-    return AutoTuner.get().kept.get(_key(kind, format, activation, first_expert, inputs, most_tokens))
+    return AutoTuner.get().kept.get(_key(kind, format, activation, ranks, inputs, most_tokens))
 
 
 def tuned_product(
     kind: Optional[str],
     format: int,
     activation: int,
-    first_expert: int,
+    ranks: int,
     inputs: Sequence[Any],
     by_rule: Product,
     launch: Callable[[Sequence[Any], Product], None],
@@ -167,8 +170,11 @@ def tuned_product(
     ----------
     kind : Optional[str]
         Kind of the SM90 module; None on the CPU.
-    format, activation, first_expert : int
+    format, activation : int
         As the native function takes them.
+    ranks : int
+        Size of the expert-parallel group, each with as many experts as ``inputs`` have weights: one in so many pairs of
+        token and expert is of this rank.
     inputs : Sequence[Any]
         Arguments of the native function up to ``situ_linear_beta``.
     by_rule : Optional[Callable]
@@ -183,15 +189,15 @@ def tuned_product(
     tuner = AutoTuner.get()
 
     def choose() -> Product:
-        config = _config(inputs[4].shape[0], first_expert, inputs[3] is not None, most_tokens)
+        config = _config(inputs[4].shape[0] * ranks, inputs[3] is not None, most_tokens)
         tactics = []
         for index in (1, 2):
-            runner = FusedMoeTileRunner(index, kind, format, activation, by_rule, launch)
+            runner = FusedMoeTileRunner(index, kind, format, activation, by_rule, launch, ranks)
             tactics.append(tuner.choose_one(f"trtllm::fused_moe::gemm{index}", [runner], config, list(inputs))[1])
         return _product_of(kind, tactics, by_rule)
 
     # Two look-ups take longer than all else that a call does on the host.
-    kept, key = tuner.kept, _key(kind, format, activation, first_expert, inputs, most_tokens)
+    kept, key = tuner.kept, _key(kind, format, activation, ranks, inputs, most_tokens)
     product = kept.get(key, _UNKNOWN)
     if product is _UNKNOWN:
         product = kept[key] = choose()

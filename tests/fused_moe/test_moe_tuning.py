@@ -119,6 +119,39 @@ def test_buckets_end_at_tune_max_num_tokens(monkeypatch, most, buckets):
     assert sorted(set(shapes)) == sorted(buckets)
 
 
+@pytest.mark.parametrize("rank", [0, 3])
+def test_experts_of_all_ranks_are_drawn(monkeypatch, rank):
+    """Check that trials route tokens as a group of ranks does: engines pass global ids, most of them of other ranks."""
+    ranks, drawn, prepare = 4, [], AutoTuner._prepare_input_tensors
+
+    def prepared(self, profile, inputs):
+        tensors = prepare(self, profile, inputs)
+        drawn.append(tensors[2])
+        return tensors
+
+    monkeypatch.setattr(AutoTuner, "_prepare_input_tensors", prepared)
+    x, ids, *others = layer(64)
+    with autotune(tuning_buckets=(64,)):
+        cutlass_fused_moe(x, ids, *others)
+        cutlass_fused_moe(x, ids + rank * EXPERTS, *others, ep_size=ranks, ep_rank=rank)
+    assert [int(ids.max()) < EXPERTS for ids in drawn] == [True, True, False, False]
+    for ids in drawn[2:]:
+        assert ids.min() >= 0 and set(ids.flatten().tolist()) == set(range(ranks * EXPERTS))
+        assert (ids[:, 0] != ids[:, 1]).all()
+    extras = {key.extras[-1] for key in AutoTuner.get().profiling_cache}
+    assert extras == {True, ranks}, "one rank is not named, so that files of it stay valid"
+
+
+@pytest.mark.parametrize("kind", ["bf16", "mxfp4"])
+def test_tactics_of_a_rank_are_those_of_its_rows(kind):
+    def tactics(tokens: int, ranks: int) -> list:
+        shapes = ((tokens, 256), (tokens, 256), (tokens, TOP_K), (tokens, TOP_K), (EXPERTS, 512, 128))
+        inputs = [torch.empty(shape, device="meta") for shape in (*shapes, (EXPERTS, 256, 128))]
+        return FusedMoeTileRunner(1, kind, 0, 0, None, lambda *arguments: None, ranks).get_valid_tactics(inputs, None)
+
+    assert tactics(2048, 8) == tactics(256, 1) != tactics(2048, 1)
+
+
 def test_wrong_tune_max_num_tokens():
     with autotune(), pytest.raises(ValueError, match="tune_max_num_tokens must be 1 or more, got 0"):
         cutlass_fused_moe(*layer(20), tune_max_num_tokens=0)
@@ -200,7 +233,7 @@ def test_the_shortcut_takes_tiles_that_are_known(monkeypatch):
     x, ids, scales, w1, w2, *_ = call
     inputs = (torch.empty_like(x), x, ids, scales, w1, w2, None)
     swiglu = int(ActivationType.Swiglu)
-    tuned = cutlass_tuning.tuned_product("bf16", Format.PLAIN, swiglu, 0, inputs, "measured", None, 8192)
+    tuned = cutlass_tuning.tuned_product("bf16", Format.PLAIN, swiglu, 1, inputs, "measured", None, 8192)
     assert tuned == "measured"
     cutlass_fused_moe(*call)
     assert passed == ["measured"]
