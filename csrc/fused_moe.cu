@@ -210,13 +210,14 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
                Optional<TensorView> alpha, Optional<TensorView> beta, Optional<TensorView> limit,
                Optional<TensorView> situ_beta, Optional<TensorView> situ_linear_beta, Optional<TensorView> workspace,
                [[maybe_unused]] Optional<Function> product, int64_t format_number, int64_t activation_number,
-               int64_t first_expert, bool adds_bias2, bool use_sm90, bool enable_pdl) {
+               int64_t first_expert, bool adds_bias2, bool use_sm90, bool enable_pdl, int64_t ranks) {
   const Tensors x{output,  input,   experts, token_scales, fc1,   fc2,  bias1, bias2,     scale1,          scale2,
                   factor1, factor2, quant1,  quant2,       alpha, beta, limit, situ_beta, situ_linear_beta};
   const Format format = Format(format_number);
   ActivationParams activation{ActivationType(activation_number)};
   CheckDtypes(x, format);
-  const LayerSizes s = WithSums(SizesOf(x, format, activation.type), activation.type, use_sm90, ElementOf(x.output));
+  LayerSizes s = WithSums(SizesOf(x, format, activation.type), activation.type, use_sm90, ElementOf(x.output));
+  s.ranks = std::max<int64_t>(1, ranks);
   if (bias1.has_value() != bias2.has_value()) Refuse("fc1_expert_biases and fc2_expert_biases must be given together");
   const int64_t n = s.num_experts;
   activation.alpha = ExpertVector("swiglu_alpha", alpha, input, n);

@@ -96,7 +96,7 @@ class GroupedProduct {
 
  private:
   /// Return true if experts have rows for tiles of 128 tokens.
-  bool HasManyRows() const { return s_.pairs() >= 128 * s_.num_experts; }
+  bool HasManyRows() const { return s_.expected_pairs() >= 128 * s_.num_experts; }
 
   /// Return true if product 1 quantises hidden values by blocks.
   bool ActivatesBlocks(ActivationType type) const {
@@ -128,7 +128,7 @@ class GroupedProduct {
     flashinfer::gemm::W4Problem p;
     p.codes_scales = IsPacked(s_.format) ? scales_[index - 1] : nullptr;
     p.a = a.data, p.b = WeightsOf(index);
-    p.m = s_.pairs(), p.n = columns, p.k = a.columns;
+    p.m = s_.pairs(), p.expected_rows = s_.expected_pairs(), p.n = columns, p.k = a.columns;
     p.batch = p.weights = s_.num_experts;
     p.a_stride = p.b_stride = p.k;
     p.b_batch_stride = p.n * p.k;

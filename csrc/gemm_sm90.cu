@@ -273,7 +273,7 @@ static void EnqueueExperts(const GemmProblem& p, GemmConfig c, DLDevice device, 
 void gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
   const GemmProblem& p = *static_cast<const GemmProblem*>(problem);
   const DLDevice device{kDLCUDA, int32_t(device_id)};
-  EnqueueExperts(p, ChooseByRule(p, p.m, SmCount(device.device_id)), device, enable_pdl, weights_first);
+  EnqueueExperts(p, ChooseByRule(p, p.ExpectedRows(), SmCount(device.device_id)), device, enable_pdl, weights_first);
 }
 
 /// Return gemm_sm90_experts with the tile and cluster of each product of a layer. The rule chooses for a tile of -1, and
@@ -289,8 +289,8 @@ tvm::ffi::Function gemm_sm90_experts_with_tiles(int64_t tile1, int64_t cluster1,
     const DLDevice device{kDLCUDA, int32_t(device_id)};
     const int64_t tile =
         weights_first ? tile2 : tile1;  // product 2 alone reads weights before the kernel before it ends
-    GemmConfig c = ChooseByRule(p, p.m, SmCount(device.device_id));
-    if (tile >= 0) UseTile(ShapeOf(p, p.m), TILES[tile], int(weights_first ? cluster2 : cluster1), &c);
+    GemmConfig c = ChooseByRule(p, p.ExpectedRows(), SmCount(device.device_id));
+    if (tile >= 0) UseTile(ShapeOf(p, p.ExpectedRows()), TILES[tile], int(weights_first ? cluster2 : cluster1), &c);
     EnqueueExperts(p, c, device, enable_pdl, weights_first);
   };
   return tvm::ffi::Function::FromTyped(multiply);

@@ -29,7 +29,7 @@ GemmConfig ChooseByRule(const GemmShape& x, int sms) {
 }
 
 GemmShape ShapeOf(const W4Problem& p) {
-  GemmShape x{p.m, p.n, p.k, p.batch, Grouping::kPacked};
+  GemmShape x{p.ExpectedRows(), p.n, p.k, p.batch, Grouping::kPacked};
   x.is_gated = p.activation.is_active;
   return x;
 }

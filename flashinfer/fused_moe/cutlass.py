@@ -15,7 +15,7 @@ from ..api_logging import flashinfer_api
 from ..tllm_enums import ActivationType, normalize_activation_type
 from ..trace.templates.fused_moe import cutlass_fused_moe_trace
 from .cutlass_checks import refuse_modes, refuse_output, refuse_profiles, refuse_ranks
-from .cutlass_formats import Format, format_of, scales_of
+from .cutlass_formats import Format, format_of, scales_of, sharing_ranks
 from .cutlass_op import fused_moe
 from .cutlass_results import unspecified
 from .cutlass_shortcut import ordinary_fused_moe
@@ -134,7 +134,8 @@ def cutlass_fused_moe(
     output : Optional[torch.Tensor]
         ``(T, H)``; written and returned when given.
     enable_alltoall : bool
-        No effect: rows of tokens without a local expert are zero either way.
+        Tokens are those that a transport sent here, each with a local expert: tiles are chosen for as many rows. Rows
+        of tokens without one are zero either way.
     use_deepseek_fp8_block_scale : bool
         float8_e4m3fn weights with scales of 128 x 128 blocks; bfloat16 ``input`` is quantised by 1 x 128. SM90 and CPU.
     use_w4_group_scaling : bool
@@ -228,6 +229,6 @@ def cutlass_fused_moe(
         tp_rank == 0,
         enable_pdl,
         tune_max_num_tokens,
-        ep_size,
+        sharing_ranks(ep_size, enable_alltoall, token_selected_experts),
     )
     return [output, *unspecified(input, experts, tokens)]

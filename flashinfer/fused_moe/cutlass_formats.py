@@ -9,7 +9,7 @@ import torch
 
 from .._runtime.errors import ArgumentError
 
-__all__ = ["Format", "Scales", "format_of", "scales_of"]
+__all__ = ["Format", "Scales", "format_of", "scales_of", "sharing_ranks"]
 
 OptionalTensor = Optional[torch.Tensor]
 
@@ -58,6 +58,11 @@ def format_of(
             return Format.MXFP4_FP8
         return Format.INT4_FP8 if use_packed_weights else Format.MXFP4
     return Format.FP8_TENSOR if weight_dtype is torch.float8_e4m3fn else Format.PLAIN
+
+
+def sharing_ranks(ep_size: int, enable_alltoall: bool, experts: torch.Tensor) -> int:
+    """Return how many ranks share the ``(tokens, top_k)`` experts: one of each token that was sent is of this rank."""
+    return min((ep_size, *experts.shape[1:])) if enable_alltoall else ep_size
 
 
 def scales_of(format: int, quant_scales: Optional[Sequence[torch.Tensor]]) -> Scales:

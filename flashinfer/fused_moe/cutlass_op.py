@@ -64,9 +64,9 @@ def fused_moe(
     adds_bias2: bool,
     enable_pdl: Optional[bool],
     tune_max_num_tokens: int = 8192,
-    ep_size: int = 1,
+    ranks: int = 1,
 ) -> None:
-    """Enqueue all stages of a layer of experts; arguments as in csrc/fused_moe.cu, but the last two are the tuner's."""
+    """Enqueue all stages of a layer of experts; arguments as in csrc/fused_moe.cu, but for the tuner's tokens."""
     is_cuda = input.is_cuda
     product: Product = None
     kind: Optional[str] = None
@@ -81,24 +81,20 @@ def fused_moe(
         product = _measured_product(
             (output, input, experts, token_scales, fc1, fc2, bias1, bias2, scale1, scale2, factor1, factor2,
              quant1, quant2, alpha, beta, limit, situ_beta, situ_linear_beta),
-            product, kind, (format, activation, first_expert, adds_bias2, kind is not None, use_pdl(input, enable_pdl)),
-            tune_max_num_tokens, ep_size,
+            product, kind,
+            (format, activation, first_expert, adds_bias2, kind is not None, use_pdl(input, enable_pdl), ranks),
+            tune_max_num_tokens,
         )
     native_fused_moe[is_cuda](
         output, input, experts, token_scales, fc1, fc2, bias1, bias2, scale1, scale2, factor1, factor2,
         quant1, quant2, alpha, beta, limit, situ_beta, situ_linear_beta, workspace, product, format, activation,
-        first_expert, adds_bias2, kind is not None, use_pdl(input, enable_pdl),
+        first_expert, adds_bias2, kind is not None, use_pdl(input, enable_pdl), ranks,
     )
     # fmt: on
 
 
 def _measured_product(
-    tensors: tuple[Any, ...],
-    by_rule: Product,
-    kind: Optional[str],
-    options: tuple[Any, ...],
-    most_tokens: int,
-    ranks: int,
+    tensors: tuple[Any, ...], by_rule: Product, kind: Optional[str], options: tuple[Any, ...], most_tokens: int
 ) -> Product:
     """Return the product whose tiles the autotuner chose; its trials allocate their workspaces."""
     native = native_fused_moe[tensors[1].is_cuda]
@@ -106,5 +102,5 @@ def _measured_product(
     def launch(inputs: Sequence[Any], product: Product) -> None:
         native(*inputs, None, product, *options)
 
-    format, activation, *_ = options
+    format, activation, *_, ranks = options
     return tuned_product(kind, format, activation, ranks, tensors, by_rule, launch, most_tokens)

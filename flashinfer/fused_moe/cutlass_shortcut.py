@@ -16,7 +16,7 @@ from .._runtime.allocation import allocate
 from .._runtime.shortcut import capability_of
 from ..autotuner import AutoTuner
 from ..tllm_enums import ActivationType
-from .cutlass_formats import Format
+from .cutlass_formats import Format, sharing_ranks
 from .cutlass_op import native_fused_moe, sm90_product, w4_product
 from .cutlass_results import kept, unspecified
 from .cutlass_tuning import FEWEST_TOKENS, Product, product_tuned_before
@@ -53,6 +53,7 @@ def ordinary_fused_moe(
     cluster_size: int,
     cluster_rank: int,
     output: OptionalTensor,
+    enable_alltoall: bool,
     use_deepseek_fp8_block_scale: bool,
     use_w4_group_scaling: bool,
     use_mxfp8_act_scaling: bool,
@@ -108,20 +109,22 @@ def ordinary_fused_moe(
         output = allocate((tokens, hidden), (hidden or 1, 1), output_dtype, index)
     elif output.dtype is not output_dtype:
         return None
-    first_expert = ep_rank * experts
+    first_expert, ranks = ep_rank * experts, ep_size
+    if enable_alltoall:
+        ranks = sharing_ranks(ep_size, True, token_selected_experts)
     product: Product = w4_product[kind] if format == _MXFP4 else sm90_product[kind]
     # fmt: off
     if AutoTuner.was_used and tokens >= FEWEST_TOKENS:
         inputs = (output, input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights,
                   fc1_expert_biases)
-        product = product_tuned_before(kind, format, activation, ep_size, inputs, tune_max_num_tokens)
+        product = product_tuned_before(kind, format, activation, ranks, inputs, tune_max_num_tokens)
         if product is None:
             return None
     native_fused_moe[True](
         output, input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights,
         fc1_expert_biases, fc2_expert_biases, scale1, scale2, factor1, factor2, None, quant2, swiglu_alpha,
         swiglu_beta, swiglu_limit, situ_beta, situ_linear_beta, workspace_buffer, product, format, activation,
-        first_expert, tp_rank == 0, True, enable_pdl is not False,
+        first_expert, tp_rank == 0, True, enable_pdl is not False, ranks,
     )
     # fmt: on
     return [output, *(kept.get((index, experts, tokens)) or unspecified(input, experts, tokens))]

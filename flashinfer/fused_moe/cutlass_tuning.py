@@ -173,8 +173,8 @@ def tuned_product(
     format, activation : int
         As the native function takes them.
     ranks : int
-        Size of the expert-parallel group, each with as many experts as ``inputs`` have weights: one in so many pairs of
-        token and expert is of this rank.
+        Ranks that share the experts of the tokens, each with as many as ``inputs`` have weights: one in so many pairs
+        of token and expert is of this rank.
     inputs : Sequence[Any]
         Arguments of the native function up to ``situ_linear_beta``.
     by_rule : Optional[Callable]

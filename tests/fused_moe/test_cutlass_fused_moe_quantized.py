@@ -17,7 +17,22 @@ from flashinfer.fused_moe import (
 from flashinfer.trace.templates.fused_moe import cutlass_fused_moe_trace
 from flashinfer.trace.templates.shared import to_fp8
 
-from .layers import E4M3, FP16, by_rows, close, decode_e2m1, folded, fp8, fp8_block, int4_fp8, mxfp4, mxfp4_fp8
+from ..attention.launches import kernels
+from ..hopper.devices import needs_hopper
+from .layers import (
+    E4M3,
+    FP16,
+    by_rows,
+    close,
+    decode_e2m1,
+    dense,
+    folded,
+    fp8,
+    fp8_block,
+    int4_fp8,
+    mxfp4,
+    mxfp4_fp8,
+)
 
 SM90_OR_CPU = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="other GPUs refuse the format"
@@ -241,3 +256,21 @@ BAD = [
 def test_refused_preparations(function, args, kwargs, text):
     with pytest.raises(ValueError, match=text):
         function(*args, **kwargs)
+
+
+@needs_hopper
+@pytest.mark.parametrize("format", ["bf16", "fp8", "fp8_block", "mxfp4"])
+def test_tiles_of_one_rank_of_many(format):
+    """A rank of eight has an eighth of the rows, and the kernels of a layer of so many tokens."""
+    makers = {
+        "bf16": dense,
+        "fp8": lambda *sizes, device: fp8(*sizes, device=device, per_expert=False),
+        "fp8_block": fp8_block,
+        "mxfp4": lambda *sizes, device: mxfp4(*sizes, device)[0],
+    }
+
+    def products(tokens: int, ranks: int) -> list[str]:
+        call = makers[format](tokens, 512, 512, 8, 2, device="cuda")
+        return [name for name in kernels(lambda: cutlass_fused_moe(**call, ep_size=ranks)) if "Gemm" in name]
+
+    assert products(2048, 8) == products(256, 1) != products(2048, 1)

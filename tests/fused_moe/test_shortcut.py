@@ -19,7 +19,7 @@ BF16, FP16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 TOKENS, EXPERTS, HIDDEN, INNER = 4, 2, 256, 128
 NAMES = ("output", "input", "experts", "token_scales", "fc1", "fc2", "bias1", "bias2", "scale1", "scale2", "factor1")
 NAMES += ("factor2", "quant1", "quant2", "alpha", "beta", "limit", "situ_beta", "situ_linear_beta", "workspace")
-NAMES += ("product", "format", "activation", "first_expert", "adds_bias2", "is_sm90", "pdl")
+NAMES += ("product", "format", "activation", "first_expert", "adds_bias2", "is_sm90", "pdl", "ranks")
 
 
 def layer(format: str, device: str = "cpu") -> dict:
@@ -81,11 +81,29 @@ def test_ordinary_calls_go_straight(native, number, format, is_given):
     assert passed["fc1"] is call["fc1_expert_weights"] and passed["fc2"] is call["fc2_expert_weights"]
     assert passed["product"] == f"product of {format}" and passed["format"] == number
     assert passed["first_expert"] == EXPERTS and passed["adds_bias2"] is False and passed["is_sm90"] is True
+    assert passed["ranks"] == 2
     assert passed["activation"] == int(ActivationType.Swiglu)
     scales = {"bf16": (), "fp16": (), "fp8": ("factor1", "quant2", "factor2")}.get(format, ("scale1", "scale2"))
     assert all(passed[name] is scale for name, scale in zip(scales, call["quant_scales"], strict=False))
     optional = {"scale1", "scale2", "factor1", "factor2", "quant1", "quant2"}
     assert all(passed[name] is None for name in optional - set(scales))
+
+
+@pytest.mark.parametrize("is_ordinary", [True, False])
+@pytest.mark.parametrize("ep_size, alltoall, ranks", [(1, False, 1), (8, False, 8), (8, True, 2), (1, True, 1)])
+def test_ranks_that_share_the_experts(native, monkeypatch, is_ordinary, ep_size, alltoall, ranks):
+    """Tiles are chosen for one pair in so many; of the two experts of a token that was sent, one is of this rank."""
+    call = layer("bf16") | {"ep_size": ep_size, "enable_alltoall": alltoall}
+    if not is_ordinary:
+        call["activation_type"] = int(ActivationType.Swiglu)
+        of_cpu = cutlass_op.native_fused_moe[False]
+        monkeypatch.setitem(
+            cutlass_op.native_fused_moe,
+            False,
+            lambda *args: (native.append(dict(zip(NAMES, args, strict=True))), of_cpu(*args)),
+        )
+    cutlass_fused_moe(**call)
+    assert [passed["ranks"] for passed in native] == [ranks]
 
 
 def test_constants_of_swiglu_select_another_activation(native):

@@ -19,7 +19,11 @@ struct LayerSizes {
   bool has_sums1 = true;  // false: product 1 applies the activation
   bool has_wide_codes =
       false;  // operands of e4m3 numbers are bf16, as the products with four-bit weights on CUDA take them
+
+  int64_t ranks = 1;  // ranks that share the experts of the pairs
   int64_t pairs() const { return tokens * top_k; }
+  /// Return how many pairs are expected to have an expert of this rank.
+  int64_t expected_pairs() const { return (pairs() + ranks - 1) / ranks; }
   int64_t fc1_rows() const { return is_gated ? 2 * intermediate : intermediate; }
 };
 

@@ -54,6 +54,7 @@ struct GemmProblem {
   const void* b = nullptr;
   void* d = nullptr;
   int64_t m = 0, n = 0, k = 0;                       // m: rows of tokens, per batch entry or masked group
+  int64_t expected_rows = 0;                         // kPacked: rows in groups that a tile is chosen for; 0: m
   int64_t batch = 1;                                 // kBatched: number of problems; otherwise number of groups
   int64_t weights = 1;                               // matrices in b; equal to `batch` without weight_indices
   int64_t a_stride = 0, b_stride = 0, d_stride = 0;  // distance between rows, in elements
@@ -74,6 +75,8 @@ struct GemmProblem {
   bool is_unquantized = false;
   int32_t* tile_counter = nullptr;  // a zero in device memory that the kernel advances, or null (tile_queue_sm90.cuh)
   GatedActivation activation;
+
+  int64_t ExpectedRows() const { return expected_rows > 0 ? expected_rows : m; }
 };
 
 /// Tile shape of a kernel, and sharing of loads between blocks.
