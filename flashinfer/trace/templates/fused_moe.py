@@ -7,7 +7,8 @@ from typing import Any, Optional
 
 import torch
 
-from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Value, Var
+from ..template import Const, Tensor, TraceDispatch, TraceTemplate
+from .fused_moe_arguments import AXES, INPUTS, OUTPUT, optional_inputs, quant_scale
 from .fused_moe_inputs import cutlass_fused_moe_fp8_block_init, cutlass_fused_moe_fp8_init, cutlass_fused_moe_init
 from .fused_moe_reference import fold_experts
 from .gemm_blocks import spread_scales, to_e4m3_blocks
@@ -73,6 +74,8 @@ def _cutlass_fused_moe_fp8_reference(
     tp_rank: int = 0,
     ep_rank: int = 0,
     activation_type: int = 3,
+    situ_beta: Optional[torch.Tensor] = None,
+    situ_linear_beta: Optional[torch.Tensor] = None,
     **_: Any,
 ) -> torch.Tensor:
     quant = fc2_quant.expand(fc1_expert_weights.shape[0])
@@ -91,6 +94,8 @@ def _cutlass_fused_moe_fp8_reference(
         swiglu_alpha=swiglu_alpha,
         swiglu_beta=swiglu_beta,
         swiglu_limit=swiglu_limit,
+        situ_beta=situ_beta,
+        situ_linear_beta=situ_linear_beta,
     )
     return out.to(output_dtype)
 
@@ -121,6 +126,8 @@ def _cutlass_fused_moe_fp8_block_reference(
     tp_rank: int = 0,
     ep_rank: int = 0,
     activation_type: int = 3,
+    situ_beta: Optional[torch.Tensor] = None,
+    situ_linear_beta: Optional[torch.Tensor] = None,
     **_: Any,
 ) -> torch.Tensor:
     def weights(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -143,49 +150,17 @@ def _cutlass_fused_moe_fp8_block_reference(
         swiglu_alpha=swiglu_alpha,
         swiglu_beta=swiglu_beta,
         swiglu_limit=swiglu_limit,
+        situ_beta=situ_beta,
+        situ_linear_beta=situ_linear_beta,
     )
     return out.to(output_dtype)
 
 
-_AXES: dict[str, Axis] = {
-    "num_tokens": Var(),
-    "top_k": Const(abbrev="topk"),
-    "num_experts": Const("experts of this rank", abbrev="e"),
-    "hidden_size": Const(abbrev="h"),
-    "fc1_rows": Const("twice the intermediate size where the activation is gated", abbrev=""),
-    "intermediate_size": Const(abbrev="i"),
-}
-_EXPERT = ("num_experts",)
-_INPUTS: dict[str, Value] = {
-    "input": Tensor(("num_tokens", "hidden_size")),
-    "token_selected_experts": Tensor(("num_tokens", "top_k"), dtype="int32"),
-    "token_final_scales": Tensor(("num_tokens", "top_k"), dtype="float32", optional=True),
-    "fc1_expert_weights": Tensor(("num_experts", "fc1_rows", "hidden_size"), description="[up ; gate]"),
-    "fc2_expert_weights": Tensor(("num_experts", "hidden_size", "intermediate_size")),
-}
-_OPTIONAL: dict[str, Value] = {
-    "fc1_expert_biases": Tensor(("num_experts", "fc1_rows"), optional=True),
-    "fc2_expert_biases": Tensor(("num_experts", "hidden_size"), optional=True),
-    "swiglu_alpha": Tensor(_EXPERT, dtype="float32", optional=True),
-    "swiglu_beta": Tensor(_EXPERT, dtype="float32", optional=True),
-    "swiglu_limit": Tensor(_EXPERT, dtype="float32", optional=True),
-    "tp_rank": Scalar("int32", optional=True),
-    "ep_rank": Scalar("int32", optional=True),
-    "activation_type": Scalar("int32", optional=True),
-}
-
-
-def _scale(index: int, *dims: str) -> Tensor:
-    return Tensor(dims, param="quant_scales", tuple_idx=index, dtype="float32")
-
-
-_OUTPUT = {"output": Tensor(("num_tokens", "hidden_size"), param="output", dtype_from="output_dtype")}
-
 _dense = TraceTemplate(
     "moe",
-    axes=_AXES,
-    inputs={**_INPUTS, "quant_scales": Tensor((), optional=True, description="none"), **_OPTIONAL},
-    outputs=_OUTPUT,
+    axes=AXES,
+    inputs={**INPUTS, "quant_scales": Tensor((), optional=True, description="none"), **optional_inputs()},
+    outputs=OUTPUT,
     name_prefix="cutlass_fused_moe",
     reference=_cutlass_fused_moe_reference,
     init=cutlass_fused_moe_init,
@@ -193,18 +168,18 @@ _dense = TraceTemplate(
 )
 _fp8 = TraceTemplate(
     "moe",
-    axes=_AXES,
+    axes=AXES,
     inputs={
-        **_INPUTS,
-        "fc1_dequant": _scale(0, "num_experts"),
-        "fc2_quant": _scale(1),
-        "fc2_dequant": _scale(2, "num_experts"),
+        **INPUTS,
+        "fc1_dequant": quant_scale(0, "num_experts"),
+        "fc2_quant": quant_scale(1),
+        "fc2_dequant": quant_scale(2, "num_experts"),
         "fc1_input_dequant": Tensor(
             (), param="quant_scales", tuple_idx=3, dtype="float32", description="not read: part of fc1_dequant"
         ),
-        **_OPTIONAL,
+        **optional_inputs("bfloat16"),
     },
-    outputs=_OUTPUT,
+    outputs=OUTPUT,
     name_prefix="cutlass_fused_moe_fp8",
     reference=_cutlass_fused_moe_fp8_reference,
     init=cutlass_fused_moe_fp8_init,
@@ -214,18 +189,18 @@ _fp8 = TraceTemplate(
 _fp8_block = TraceTemplate(
     "moe",
     axes={
-        **_AXES,
+        **AXES,
         "fc1_row_blocks": Const(abbrev=""),
         "hidden_blocks": Const(abbrev=""),
         "intermediate_blocks": Const(abbrev=""),
     },
     inputs={
-        **_INPUTS,
-        "fc1_scale": _scale(0, "num_experts", "fc1_row_blocks", "hidden_blocks"),
-        "fc2_scale": _scale(1, "num_experts", "hidden_blocks", "intermediate_blocks"),
-        **_OPTIONAL,
+        **INPUTS,
+        "fc1_scale": quant_scale(0, "num_experts", "fc1_row_blocks", "hidden_blocks"),
+        "fc2_scale": quant_scale(1, "num_experts", "hidden_blocks", "intermediate_blocks"),
+        **optional_inputs("bfloat16"),
     },
-    outputs=_OUTPUT,
+    outputs=OUTPUT,
     name_prefix="cutlass_fused_moe_fp8_block",
     reference=_cutlass_fused_moe_fp8_block_reference,
     init=cutlass_fused_moe_fp8_block_init,
