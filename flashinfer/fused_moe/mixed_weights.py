@@ -21,7 +21,10 @@ _INT4_BITS = ((3, 2, 1, 0), (7, 6, 5, 4), (11, 10, 9, 8), (15, 14, 13, 12))
 
 
 def _to_fragments(packed: torch.Tensor, bits: tuple[tuple[int, ...], ...]) -> torch.Tensor:
-    """Reorder one matrix ``(n, k / 2)`` to the fragments of gemm/w4_layout.h."""
+    """Reorder one matrix ``(n, k / 2)`` to the fragments of gemm/w4_layout.h.
+
+    References of traces undo it (trace/templates/fused_moe_w4_layout.py).
+    """
     n, columns = packed.shape[0], packed.shape[1] * 2
     codes = torch.stack((packed & 15, packed >> 4), dim=-1).view(n, columns)
     # Row 16 a + 8 b + c, column 64 d + 16 e + 8 f + 2 g + h: block (a, d), lane (c, g), word e, half h, code (f, b).

@@ -22,7 +22,11 @@ them with what this program writes; run it again after changing a template or a 
     chain_speculative_sampling_v128256.json
     concat_mla_k_h128_nope128_rope64_d192.json
     cutlass_fused_moe_fp8_block_topk8_e32_h1024_i512.json
+    cutlass_fused_moe_fp8_per_expert_topk8_e32_h1024_i512.json
     cutlass_fused_moe_fp8_topk8_e32_h1024_i512.json
+    cutlass_fused_moe_int4_fp8_topk8_e32_h1024_pi256.json
+    cutlass_fused_moe_mxfp4_fp8_topk8_e32_h1024_pi256.json
+    cutlass_fused_moe_mxfp4_topk8_e32_h1024_pi256.json
     cutlass_fused_moe_topk8_e32_h1024_i512.json
     e2m1_and_ufp8sf_scale_to_float.json
     fp8_blockscale_gemm_sm90_n576_k7168.json
@@ -250,8 +254,30 @@ def expert_layer_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield moe, layer(bf16)
     scales = [fp32(experts), fp32(), fp32(experts), fp32()]
     yield moe, {**layer(fp8), "input": fp8(16, hidden), "quant_scales": scales}
+    scales = [fp32(experts), fp32(experts), fp32(experts), fp32()]
+    yield moe, {**layer(fp8), "input": fp8(16, hidden), "quant_scales": scales}
     blocks = {"quant_scales": [fp32(experts, 8, 8), fp32(experts, 8, 4)], "use_deepseek_fp8_block_scale": True}
     yield moe, {**layer(fp8), **blocks}
+    yield from four_bit_calls(layer(bf16), experts, hidden, inner)
+
+
+def four_bit_calls(
+    layer: dict[str, Any], experts: int, hidden: int, inner: int
+) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return the same layer with four-bit weights, which have biases and constants in GPT-OSS."""
+    moe = flashinfer.fused_moe.cutlass_fused_moe
+    layer |= {"fc1_expert_weights": uint8(experts, 2 * inner, hidden // 2), "use_w4_group_scaling": True}
+    layer |= {"fc2_expert_weights": uint8(experts, hidden, inner // 2)}
+    blocks = [(experts, 2 * inner // 64, hidden // 128), (experts, hidden // 64, inner // 128)]
+    constants = {name: fp32(experts) for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit")}
+    biased = {"fc1_expert_biases": bf16(experts, 2 * inner), "fc2_expert_biases": bf16(experts, hidden), **constants}
+    yield moe, {**layer, **biased, "quant_scales": [uint8(*shape, 16, 16) for shape in blocks]}
+    scales, acts, alphas = [bf16(*shape, 8, 8) for shape in blocks], [bf16(hidden), bf16(inner)], [fp32(experts)] * 2
+    packed = {"quant_scales": [*scales, *acts, bf16(0), bf16(0), *alphas], "use_packed_weights": True}
+    yield moe, {**layer, **packed}
+    offsets = [int32(*shape, 16, 4) for shape in blocks]
+    scales = [offsets[0], fp32(experts), fp32(), offsets[1], fp32(experts)]
+    yield moe, {**layer, **biased, "quant_scales": scales, "use_wfp4afp8_humming": True}
 
 
 def moe_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from dataclasses import replace
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 
 from ..template import Const, Tensor, TraceDispatch, TraceTemplate
 from .fused_moe_arguments import AXES, INPUTS, OUTPUT, optional_inputs, quant_scale
-from .fused_moe_inputs import cutlass_fused_moe_fp8_block_init, cutlass_fused_moe_fp8_init, cutlass_fused_moe_init
+from .fused_moe_inputs import (
+    cutlass_fused_moe_fp8_block_init,
+    cutlass_fused_moe_fp8_init,
+    cutlass_fused_moe_fp8_per_expert_init,
+    cutlass_fused_moe_init,
+)
 from .fused_moe_reference import fold_experts
+from .fused_moe_w4 import INT4_FP8, MXFP4, MXFP4_FP8
 from .gemm_blocks import spread_scales, to_e4m3_blocks
 from .shared import fp8_check, to_fp8
 
@@ -166,25 +173,37 @@ _dense = TraceTemplate(
     init=cutlass_fused_moe_init,
     description="A layer of experts from routed ids to the weighted sum, in fp16 or bf16.",
 )
-_fp8 = TraceTemplate(
-    "moe",
-    axes=AXES,
-    inputs={
-        **INPUTS,
-        "fc1_dequant": quant_scale(0, "num_experts"),
-        "fc2_quant": quant_scale(1),
-        "fc2_dequant": quant_scale(2, "num_experts"),
-        "fc1_input_dequant": Tensor(
-            (), param="quant_scales", tuple_idx=3, dtype="float32", description="not read: part of fc1_dequant"
-        ),
-        **optional_inputs("bfloat16"),
-    },
-    outputs=OUTPUT,
-    name_prefix="cutlass_fused_moe_fp8",
-    reference=_cutlass_fused_moe_fp8_reference,
-    init=cutlass_fused_moe_fp8_init,
-    check=fp8_check,
-    description="A layer of experts with e4m3 tokens and weights, one factor per expert.",
+
+
+def _fp8_template(
+    suffix: str, fc2_quant: Tensor, init: Callable[..., dict[str, Any]], description: str
+) -> TraceTemplate:
+    return TraceTemplate(
+        "moe",
+        axes=AXES,
+        inputs={
+            **INPUTS,
+            "fc1_dequant": quant_scale(0, "num_experts"),
+            "fc2_quant": fc2_quant,
+            "fc2_dequant": quant_scale(2, "num_experts"),
+            "fc1_input_dequant": replace(quant_scale(3), unread=True, description="not read: part of fc1_dequant"),
+            **optional_inputs("bfloat16"),
+        },
+        outputs=OUTPUT,
+        name_prefix=f"cutlass_fused_moe_fp8{suffix}",
+        reference=_cutlass_fused_moe_fp8_reference,
+        init=init,
+        check=fp8_check,
+        description=f"A layer of experts with e4m3 tokens and weights, one factor per expert{description}.",
+    )
+
+
+_fp8 = _fp8_template("", quant_scale(1), cutlass_fused_moe_fp8_init, "")
+_fp8_per_expert = _fp8_template(
+    "_per_expert",
+    quant_scale(1, "num_experts"),
+    cutlass_fused_moe_fp8_per_expert_init,
+    ", and one of its hidden values before their rounding",
 )
 _fp8_block = TraceTemplate(
     "moe",
@@ -209,10 +228,28 @@ _fp8_block = TraceTemplate(
 )
 
 
-def _choose(fc1_expert_weights: Any = None, use_deepseek_fp8_block_scale: bool = False, **_: Any) -> TraceTemplate:
+def _choose(
+    fc1_expert_weights: Any = None,
+    quant_scales: Optional[Sequence[torch.Tensor]] = None,
+    use_deepseek_fp8_block_scale: bool = False,
+    use_w4_group_scaling: bool = False,
+    use_packed_weights: bool = False,
+    use_wfp4afp8_humming: bool = False,
+    **_: Any,
+) -> TraceTemplate:
+    """Return the template of a call, by the rule of ``format_of`` in flashinfer/fused_moe/cutlass_formats.py."""
     if use_deepseek_fp8_block_scale:
         return _fp8_block
-    return _fp8 if getattr(fc1_expert_weights, "dtype", None) is torch.float8_e4m3fn else _dense
+    if use_w4_group_scaling:
+        if use_wfp4afp8_humming:
+            return MXFP4_FP8
+        return INT4_FP8 if use_packed_weights else MXFP4
+    if getattr(fc1_expert_weights, "dtype", None) is not torch.float8_e4m3fn:
+        return _dense
+    fc2_quant = quant_scales[1] if quant_scales and len(quant_scales) > 1 else None
+    return _fp8_per_expert if isinstance(fc2_quant, torch.Tensor) and fc2_quant.numel() != 1 else _fp8
 
 
-cutlass_fused_moe_trace = TraceDispatch(_choose, (_dense, _fp8, _fp8_block))
+cutlass_fused_moe_trace = TraceDispatch(
+    _choose, (_dense, _fp8, _fp8_per_expert, _fp8_block, MXFP4, INT4_FP8, MXFP4_FP8)
+)

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Optional
 
 from ..template import Axis, Const, Scalar, Tensor, Value, Var
 
-__all__ = ["AXES", "EXPERT", "INPUTS", "OUTPUT", "optional_inputs", "quant_scale"]
+__all__ = ["AXES", "EXPERT", "INPUTS", "OUTPUT", "optional_inputs", "quant_scale", "unread_scale"]
 
 AXES: dict[str, Axis] = {
     "num_tokens": Var(),
@@ -47,3 +48,8 @@ def optional_inputs(bias_dtype: Optional[str] = None) -> dict[str, Value]:
 def quant_scale(index: int, *dims: str) -> Tensor:
     """Return an element of ``quant_scales`` with fp32 numbers."""
     return Tensor(dims, param="quant_scales", tuple_idx=index, dtype="float32")
+
+
+def unread_scale(index: int, *dims: str, description: str = "not read") -> Tensor:
+    """Return an element of ``quant_scales`` whose shape does not count; calls give any tensor, or None."""
+    return replace(quant_scale(index, *dims), dtype="bfloat16", unread=True, optional=True, description=description)
