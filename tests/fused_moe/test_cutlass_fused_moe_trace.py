@@ -135,8 +135,14 @@ def test_prepared_weights_are_read_back():
 def per_expert() -> dict[str, Any]:
     """Return a call whose hidden values have scales so different that one for all would not do."""
     call = fp8(*SIZES, device="cpu", per_expert=True)
-    call["quant_scales"][1] = vector(2.0, 128.0)
-    return call
+    unread = call["quant_scales"][3]
+    return {**call, "quant_scales": [vector(0.5, 1.5) / 1024, vector(2.0, 128.0), vector(1.5, 0.5) / 2048, unread]}
+
+
+def int4() -> dict[str, Any]:
+    """Return a call with int4 weights, whose experts have factors that are all different."""
+    call = int4_fp8(*SIZES, device="cpu")[0]
+    return {**call, "quant_scales": [*call["quant_scales"][:6], vector(0.5, 1.5), vector(1.5, 0.5)]}
 
 
 def as_fp16(call: dict[str, Any]) -> dict[str, Any]:
@@ -178,9 +184,9 @@ def rewritten() -> dict[str, Any]:
 NEW = {
     "fp8_per_expert": per_expert,
     "mxfp4": lambda: mxfp4(*SIZES, device="cpu")[0],
-    "int4_fp8": lambda: int4_fp8(*SIZES, device="cpu")[0],
-    "int4_fp8 in fp16": lambda: as_fp16(int4_fp8(*SIZES, device="cpu")[0]),
-    "int4_fp8 without factors": lambda: without_acts(int4_fp8(*SIZES, device="cpu")[0]),
+    "int4_fp8": int4,
+    "int4_fp8 in fp16": lambda: as_fp16(int4()),
+    "int4_fp8 without factors": lambda: without_acts(int4()),
     "mxfp4_fp8": rewritten,
     "mxfp4_fp8 in fp16": lambda: as_bytes(rewritten()),
 }
