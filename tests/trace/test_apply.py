@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import flashinfer
+import flashinfer.fused_moe
 from flashinfer import trace_apply
 from flashinfer._runtime.errors import ArgumentError
 from flashinfer.trace import BuildSpec, Solution, SourceFile
@@ -64,6 +65,22 @@ def test_a_matched_call_runs_the_solution():
     trace_apply.disable_apply()
     assert flashinfer.rmsnorm is original is flashinfer.norm.rmsnorm
     assert not trace_apply.is_enabled() and trace_apply.stats() == {}
+
+
+def test_an_api_that_returns_a_list_does_so_with_a_solution():
+    """Callers take the first element of what a layer of experts returns."""
+
+    def solution(input, **_):
+        return input + 6
+
+    ids, weight = torch.zeros(2, 1, dtype=torch.int32), ones(1, 16, 8)
+    call = {"token_selected_experts": ids, "token_final_scales": None, "fc1_expert_weights": weight}
+    call |= {"input": ones(2, 8), "fc2_expert_weights": weight.mT[..., :8], "output_dtype": torch.bfloat16}
+    trace_apply.enable_apply({"cutlass_fused_moe_topk1_e1_h8_i8": solution})
+    result = flashinfer.fused_moe.cutlass_fused_moe(**call, quant_scales=None)
+    assert isinstance(result, list) and len(result) == 1 and result[0].equal(torch.full_like(ones(2, 8), 7))
+    out = ones(2, 8)
+    assert flashinfer.fused_moe.cutlass_fused_moe(**call, quant_scales=None, output=out)[0] is out and out.eq(7).all()
 
 
 def test_modules_that_imported_a_function_before_get_the_replacement(monkeypatch):

@@ -19,6 +19,7 @@ __all__ = [
     "candidate_parameters",
     "extract_input_dtypes",
     "output_dests",
+    "returns_list",
     "returns_what",
 ]
 
@@ -53,6 +54,11 @@ def returns_what(original: Callable[..., Any]) -> Optional[int]:
     if text.startswith("tuple[") and "..." not in text:
         return text.count(",") + 1 if text.count("[") == 1 + text.count("Optional[") else None
     return None
+
+
+def returns_list(original: Callable[..., Any]) -> bool:
+    """Return True for an API that gives its outputs as a list, even where there is one."""
+    return str(inspect.signature(original).return_annotation).startswith("list[")
 
 
 @functools.cache

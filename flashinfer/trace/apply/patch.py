@@ -25,7 +25,7 @@ from ..._runtime.knobs import knobs
 from ...fi_trace import api_name
 from ..solution import Solution
 from ..template import Const, TraceTemplate
-from .adapt import adapt_and_call, candidate_parameters, output_dests, returns_what
+from .adapt import adapt_and_call, candidate_parameters, output_dests, returns_list, returns_what
 from .calls import bind_namespace, build_extractor_maps, templates_of
 from .plans import PlanAdapter, adapter_for, fetch_plan_kwargs, stash_plan_kwargs
 from .solutions import Candidate, candidates_of, load
@@ -219,6 +219,7 @@ class _Replacement:
         self, original: Callable[..., Any], spec: Any, templates: tuple[TraceTemplate, ...], is_inplace: bool
     ) -> None:
         self._original, self._spec, self._is_inplace = original, spec, is_inplace
+        self._returns_list = returns_list(original)
         self._api = api_name(original)
         self._plans: Optional[PlanAdapter] = adapter_for(self._api)
         self._axes = build_extractor_maps(templates)
@@ -252,6 +253,8 @@ class _Replacement:
             _inside.is_so = False
         candidate.is_warm = True
         self._counts["hit"] += 1
+        if self._returns_list:
+            return [result] if isinstance(result, torch.Tensor) else list(result)
         return result
 
     def _find(
