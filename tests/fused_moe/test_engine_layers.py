@@ -74,7 +74,7 @@ def check(out: torch.Tensor, expected: torch.Tensor, most: float) -> None:
 
 
 def call(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, **arguments: Any) -> torch.Tensor:
-    """Call as the runner does: a buffer of its own for the output, every other argument by keyword."""
+    """Call as SGLang's runner does: into a new output, every argument by keyword."""
     out = torch.full((x.shape[0], arguments["fc2_expert_weights"].shape[1]), torch.nan, dtype=BF16, device=x.device)
     result = cutlass_fused_moe(
         input=x,

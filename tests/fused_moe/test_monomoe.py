@@ -133,7 +133,7 @@ def test_an_interleaved_copy_follows_its_weight(call):
 
 
 def test_weights_made_in_inference_mode(call):
-    """Such tensors do not count how often they were written."""
+    """Tensors made in inference mode do not count how often they were written."""
     expected = mono_moe(**call)
     with torch.inference_mode():
         made = {name: call[name].clone() for name in ("expert_weights_up", "expert_scales_up")}
