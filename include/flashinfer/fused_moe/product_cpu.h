@@ -3,7 +3,9 @@
 // for every number of rows, so that the sums of a row do not depend on how many rows its expert has.
 // Four-bit weights are decoded to fp32, some rows at a time, and multiplied from there.
 #pragma once
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 
 #include "../cpu/fp4.h"
 #include "../cpu/parallel.h"
@@ -29,38 +31,58 @@ constexpr int64_t MOST_WEIGHTS_PER_TILE = 4 * WEIGHTS_PER_TILE;
 /// Return the index of a folded scale: scales (experts, n, k / group) are stored as (experts, n / 64, k / 128, f, c),
 /// c = 16 / bytes, f = 64 * (128 / group) / c, with row 64 b + s f + i and group q (128 / group) + g at
 /// [b, q, i, s (128 / group) + g].
-inline int64_t FoldedIndex(int64_t row, int64_t group, int64_t k, int64_t groups_per_128, int64_t c) {
-  const int64_t f = 64 * groups_per_128 / c, in_block = row % 64;
-  const int64_t block = row / 64 * (k / 128) + group / groups_per_128;
-  return (block * f + in_block % f) * c + in_block / f * groups_per_128 + group % groups_per_128;
+template <int GROUPS_PER_128, int BYTES>
+inline uint64_t FoldedIndex(uint64_t row, uint64_t group, uint64_t k) {
+  constexpr uint64_t C = 16 / BYTES, F = 64 * GROUPS_PER_128 / C, GROUPS = GROUPS_PER_128;
+  const uint64_t in_block = row % 64, block = row / 64 * (k / 128) + group / GROUPS;
+  return (block * F + in_block % F) * C + in_block / F * GROUPS + group % GROUPS;
 }
 
-/// Value of an e2m1 code whose exponent was moved by `offset`, as e4m3 (the rewriting of MXFP4 for e4m3 activations).
-inline float ShiftedE2M1(uint32_t code, uint32_t offset) {
-  const uint32_t magnitude = code & 7;
-  uint32_t bits = 0;
-  if (magnitude == 1) bits = offset * 8;
-  if (magnitude == 2 || magnitude == 3) bits = offset * 8 + 8 + 4 * (magnitude - 2);
-  if (magnitude >= 4) bits = offset * 8 + 16 + 4 * (magnitude - 4);
-  const float value = cpu::DecodeE4M3(uint8_t(bits));
-  return code & 8 ? -value : value;
+/// Return the scale of a group of columns of four-bit weights.
+template <bool IS_INT4>
+inline float FoldedScale(const Weights& w, int64_t expert, int64_t row, int64_t group) {
+  constexpr int GROUPS_PER_128 = IS_INT4 ? 1 : 4;
+  const int64_t first = expert * w.n * (w.k / 128) * GROUPS_PER_128;
+  if constexpr (IS_INT4) {
+    return static_cast<float>(static_cast<const bfloat16_t*>(w.scales)[first + FoldedIndex<1, 2>(row, group, w.k)]);
+  }
+  const uint8_t byte = static_cast<const uint8_t*>(w.scales)[first + FoldedIndex<GROUPS_PER_128, 1>(row, group, w.k)];
+  constexpr int SHIFT = 127 - 6;  // of an offset, which means 2^(offset - 6), to an exponent of e8m0
+  return cpu::DecodeE8M0(w.format == Format::kMxfp4 ? byte : uint8_t(std::min(byte + SHIFT, 254)));
 }
 
-/// Fill a table with the values of the 16 codes of one group.
-inline void FillCodes(const Weights& w, int64_t expert, int64_t row, int64_t group, float (&table)[16]) {
-  const bool is_int4 = w.format == Format::kInt4Fp8;
-  const int64_t groups_per_128 = is_int4 ? 1 : 4, c = is_int4 ? 8 : 16;
-  const int64_t index = expert * w.n * (w.k / 128) * groups_per_128 + FoldedIndex(row, group, w.k, groups_per_128, c);
-  for (uint32_t code = 0; code < 16; ++code) {
-    const uint8_t byte = uint8_t(code);
-    if (is_int4) {
-      table[code] = float(code < 8 ? int(code) : int(code) - 16) *
-                    static_cast<float>(static_cast<const bfloat16_t*>(w.scales)[index]);
-    } else if (w.format == Format::kMxfp4) {
-      table[code] = cpu::DecodeE2M1(&byte, 0) * cpu::DecodeE8M0(static_cast<const uint8_t*>(w.scales)[index]);
-    } else {
-      table[code] = ShiftedE2M1(code, static_cast<const uint8_t*>(w.scales)[index]);
+typedef uint32_t CodeVec __attribute__((vector_size(32)));  // of 8 columns, whatever registers the CPU has
+typedef int32_t IntegerVec __attribute__((vector_size(32)));
+typedef float NumberVec __attribute__((vector_size(32)));
+
+/// Store the numbers that are code `i` of half words, times a scale.
+template <bool IS_INT4>
+inline void StoreNumbers(const CodeVec& halves, int i, float scale, float* to) {
+  NumberVec numbers;
+  if constexpr (IS_INT4) {
+    numbers = __builtin_convertvector(IntegerVec((halves >> 4 * i & 15) ^ 8) - 8, NumberVec);
+  } else {
+    const CodeVec magnitude = halves >> gemm::E2M1_BITS[i][3] & 7, sign = (halves >> gemm::E2M1_BITS[i][0] & 1) << 31;
+    const NumberVec small = __builtin_convertvector(IntegerVec(magnitude), NumberVec) * 0.5f;  // 0 and 0.5
+    const CodeVec large = (magnitude << 22) + (126u << 23), is_small = CodeVec(magnitude < 2);
+    numbers = NumberVec(((CodeVec(small) & is_small) | (large & ~is_small)) ^ sign);
+  }
+  numbers *= scale;
+  std::memcpy(to, &numbers, sizeof(numbers));
+}
+
+/// Decode the 64 columns of a row of a block, whose halves have a scale each.
+template <bool IS_INT4>
+inline void DecodeBlock(const uint8_t* codes, int i, const float (&scales)[2], float* to) {
+  for (int j = 0; j < 4; ++j, to += 16) {
+    CodeVec halves;
+    for (int lane = 0; lane < 4; ++lane) {
+      uint32_t word;
+      std::memcpy(&word, codes + lane * 16 + j * 4, 4);
+      halves[2 * lane] = word & 0xFFFF, halves[2 * lane + 1] = word >> 16;
     }
+    StoreNumbers<IS_INT4>(halves, i, scales[j / 2], to);
+    StoreNumbers<IS_INT4>(halves, i + 2, scales[j / 2], to + 8);
   }
 }
 
@@ -69,14 +91,11 @@ template <bool IS_INT4>
 void DecodeRows(const Weights& w, int64_t expert, int64_t row, int64_t rows, float* to) {
   constexpr int64_t BLOCK = gemm::W4_BLOCK_COLUMNS, GROUP = IS_INT4 ? 128 : 32;
   const uint8_t* const codes = static_cast<const uint8_t*>(w.data) + expert * w.n * (w.k / 2);
-  for (int64_t i = 0; i < rows; ++i) {
-    float* const out = to + i * w.k;
-    for (int64_t k = 0; k < w.k; k += BLOCK) {
-      float tables[2][16];  // values of the 16 codes in each half of the block, with the scale of its group
-      for (int g = 0; g < 2; ++g) FillCodes(w, expert, row + i, (k + g * (BLOCK / 2)) / GROUP, tables[g]);
-      gemm::ForEachCode<IS_INT4>(codes, row + i, k, w.k, [&](int64_t column, uint32_t code) {
-        out[column] = tables[(column - k) / (BLOCK / 2)][code];
-      });
+  for (const int64_t end = row + rows; row < end; ++row) {
+    for (int64_t k = 0; k < w.k; k += BLOCK, to += BLOCK) {
+      const float scales[2] = {FoldedScale<IS_INT4>(w, expert, row, k / GROUP),
+                               FoldedScale<IS_INT4>(w, expert, row, (k + BLOCK / 2) / GROUP)};
+      DecodeBlock<IS_INT4>(gemm::W4RowOf(codes, row, k, w.k), int(row % gemm::W4_BLOCK_ROWS / 8), scales, to);
     }
   }
 }

@@ -28,29 +28,11 @@ constexpr int W4_BLOCK_ROWS = 16, W4_BLOCK_COLUMNS = 64, W4_BLOCK_BYTES = 512;
 /// mixed_weights.py with the same table.
 constexpr int E2M1_BITS[4][4] = {{15, 8, 7, 6}, {12, 5, 4, 3}, {14, 11, 10, 9}, {13, 2, 1, 0}};
 
-/// Return code i of a half word.
-template <bool IS_INT4>
-inline uint32_t CodeOf(uint32_t half, int i) {
-  if (IS_INT4) return half >> (4 * i) & 15;
-  const int* const bits = E2M1_BITS[i];  // the magnitude is contiguous
-  return (half >> bits[0] & 1) << 3 | (half >> bits[3] & 7);
-}
-
-/// Call put(column, code) for the 64 codes of `row` in the block of columns at `column` of a matrix with k columns.
-template <bool IS_INT4, typename Put>
-inline void ForEachCode(const uint8_t* data, int64_t row, int64_t column, int64_t k, const Put& put) {
+/// Return the address of the codes of `row` in the block of columns at `column` of a matrix with k columns: 16 words, of which
+/// word 4 l + j is that of lane l. Row r + 8 i of a block, r < 8, has codes i and i + 2 of each half word.
+inline const uint8_t* W4RowOf(const uint8_t* data, int64_t row, int64_t column, int64_t k) {
   const int64_t block = row / W4_BLOCK_ROWS * (k / W4_BLOCK_COLUMNS) + column / W4_BLOCK_COLUMNS;
-  const uint8_t* const lanes = data + block * W4_BLOCK_BYTES + row % 8 * 64;
-  const int i = int(row % W4_BLOCK_ROWS / 8);
-  for (int lane = 0; lane < 4; ++lane) {
-    for (int at = 0; at < 8; ++at) {  // half words: two per 16 columns
-      const uint8_t* const bytes = lanes + lane * 16 + at * 2;
-      const uint32_t half = uint32_t(bytes[0]) | uint32_t(bytes[1]) << 8;
-      const int64_t first = column + at / 2 * 16 + 2 * lane + at % 2;
-      put(first, CodeOf<IS_INT4>(half, i));
-      put(first + 8, CodeOf<IS_INT4>(half, i + 2));
-    }
-  }
+  return data + block * W4_BLOCK_BYTES + row % 8 * 64;
 }
 
 }  // namespace gemm
