@@ -6,7 +6,7 @@ python benchmarks/bench_fused_moe.py [-k fp8_block] [--device cpu] [--json FILE]
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from harness import Bench, bf16, case, empty, main, nbytes, rand
@@ -14,11 +14,17 @@ from harness import Bench, bf16, case, empty, main, nbytes, rand
 from flashinfer.fused_moe import cutlass_fused_moe, interleave_moe_weights_for_sm90_mixed_gemm
 from flashinfer.testing import Tolerance
 from flashinfer.trace.templates.fused_moe import cutlass_fused_moe_trace
+from flashinfer.trace.templates.fused_moe_inputs import (
+    cutlass_fused_moe_fp8_init,
+    cutlass_fused_moe_int4_fp8_init,
+    cutlass_fused_moe_mxfp4_fp8_init,
+)
 
 # Experts, experts per token, hidden and intermediate size.
 MIXTRAL = {"experts": 8, "top_k": 2, "hidden": 4096, "inner": 14336}
 QWEN3 = {"experts": 128, "top_k": 8, "hidden": 2048, "inner": 768}
 DEEPSEEK_TP8 = {"experts": 256, "top_k": 8, "hidden": 7168, "inner": 256}
+LLAMA4 = {"experts": 16, "top_k": 1, "hidden": 5120, "inner": 8192}
 GPT_OSS = {"experts": 128, "top_k": 4, "hidden": 2944, "inner": 2944}  # 2880, padded to a multiple of 128
 SMALL = {"experts": 8, "top_k": 2, "hidden": 512, "inner": 768}
 # Sums in another order; the hidden values are rounded before the second product.
@@ -98,6 +104,48 @@ def fp8_block(tokens: int, experts: int, top_k: int, hidden: int, inner: int) ->
     named = dict(zip(("fc1_scale", "fc2_scale"), scales, strict=True))
     reference = lambda x, out: template.reference(**{**call, "input": x}, **named)  # noqa: E731
     return _bench(call, reference, 6 * tokens * top_k * hidden * inner, CODES)
+
+
+def _traced(init: Callable[..., dict[str, Any]], tolerance: Tolerance, counts: dict[str, int], **sizes: int) -> Bench:
+    """Make a layer by the inputs of its definition, whose reference checks it, with experts that a router chose."""
+    device = str(empty(1, bf16).device)
+    call = init(
+        num_tokens=counts["tokens"], num_experts=counts["experts"], top_k=counts["top_k"], device=device, **sizes
+    )
+    call |= _routing(counts["tokens"], counts["top_k"], counts["experts"])
+    template = cutlass_fused_moe_trace(**call)
+    scales = {name: x.tuple_idx for name, x in template.inputs.items() if getattr(x, "param", None) == "quant_scales"}
+    named = {name: call["quant_scales"][index] for name, index in scales.items() if index is not None}
+    reference = lambda x, out: template.reference(**{**call, "input": x}, **named)  # noqa: E731
+    per_token = 6 * counts["top_k"] * counts["hidden"] * counts["inner"]
+    return _bench(call, reference, per_token * counts["tokens"], tolerance)
+
+
+@case(
+    "cutlass_fused_moe_fp8",
+    cpu=_points(SMALL, 1, 32),
+    cuda=_points(LLAMA4, 1, 4, 16, 64) + _points(MIXTRAL, 1, 4, 16, 64, 4096),
+)
+def fp8(**counts: int) -> Bench:
+    """e4m3 tokens and weights, a factor per expert."""
+    hidden, inner = counts["hidden"], counts["inner"]
+    sizes = {"hidden_size": hidden, "fc1_rows": 2 * inner, "intermediate_size": inner}
+    return _traced(cutlass_fused_moe_fp8_init, CODES, counts, **sizes)
+
+
+def _w4_sizes(counts: dict[str, int]) -> dict[str, int]:
+    hidden, inner = counts["hidden"], counts["inner"]
+    return {"hidden_size": hidden, "fc1_rows": 2 * inner, "packed_intermediate": inner // 2}
+
+
+@case("cutlass_fused_moe_int4_fp8", cpu=_points(SMALL, 1, 32), cuda=_points(DEEPSEEK_TP8, 1, 16, 256, 4096))
+def int4_fp8(**counts: int) -> Bench:
+    return _traced(cutlass_fused_moe_int4_fp8_init, CODES, counts, **_w4_sizes(counts))
+
+
+@case("cutlass_fused_moe_mxfp4_fp8", cpu=_points(SMALL, 1, 32), cuda=_points(GPT_OSS, 1, 16, 64, 256, 1024, 4096))
+def mxfp4_fp8(**counts: int) -> Bench:
+    return _traced(cutlass_fused_moe_mxfp4_fp8_init, CODES, counts, **_w4_sizes(counts))
 
 
 def _decoded(codes: torch.Tensor, exponent: int) -> torch.Tensor:
