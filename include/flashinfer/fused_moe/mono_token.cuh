@@ -35,7 +35,8 @@ __device__ __forceinline__ int FindExperts(const MonoParams& p, TokenExperts& to
     if (other == expert && i < lane) is_first = false;
   }
   const unsigned firsts = __ballot_sync(~0u, is_first);
-  int rank = 0;  // by number, as in RouteOneToken: the order of sums does not depend on the order of slots
+  // Experts have the order of their numbers, as in RouteOneToken: sums do not depend on the order of slots.
+  int rank = 0;
 #pragma unroll 4
   for (int i = 0; i < p.top_k; ++i) rank += __shfl_sync(~0u, is_first ? expert : INT32_MAX, i) < expert;
   if (is_first) to.expert[rank] = expert, to.slot[rank] = lane, to.factor[rank] = factor;

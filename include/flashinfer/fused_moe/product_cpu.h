@@ -47,11 +47,11 @@ inline float FoldedScale(const Weights& w, int64_t expert, int64_t row, int64_t 
     return static_cast<float>(static_cast<const bfloat16_t*>(w.scales)[first + FoldedIndex<1, 2>(row, group, w.k)]);
   }
   const uint8_t byte = static_cast<const uint8_t*>(w.scales)[first + FoldedIndex<GROUPS_PER_128, 1>(row, group, w.k)];
-  constexpr int SHIFT = 127 - 6;  // of an offset, which means 2^(offset - 6), to an exponent of e8m0
+  constexpr int SHIFT = 127 - 6;  // exponent of e8m0 less offset: an offset means 2^(offset - 6)
   return cpu::DecodeE8M0(w.format == Format::kMxfp4 ? byte : uint8_t(std::min(byte + SHIFT, 254)));
 }
 
-typedef uint32_t CodeVec __attribute__((vector_size(32)));  // of 8 columns, whatever registers the CPU has
+typedef uint32_t CodeVec __attribute__((vector_size(32)));  // 8 columns; the compiler divides them among registers
 typedef int32_t IntegerVec __attribute__((vector_size(32)));
 typedef float NumberVec __attribute__((vector_size(32)));
 
