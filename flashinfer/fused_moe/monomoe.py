@@ -231,9 +231,8 @@ def mono_moe(
 
     The first call on a weight copies it with its halves swapped and keeps the copy on the tensor: the layer takes
     [up ; gate]. A weight, or scales, that were written since are copied again; writes through ``.data``, and those
-    after the capture of a graph, are not seen. On CUDA the call needs SM90, where one token is one kernel if its
-    operands fit into shared memory. Other calls are :func:`route_tokens` and :func:`cutlass_fused_moe`, with the same
-    result.
+    after the capture of a graph, are not seen. On CUDA the call needs SM90, where one token is one kernel.
+    Other calls are :func:`route_tokens` and :func:`cutlass_fused_moe`, with the same result.
 
     Parameters
     ----------

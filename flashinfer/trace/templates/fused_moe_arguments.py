@@ -8,7 +8,7 @@ from typing import Optional
 
 from ..template import Axis, Const, Scalar, Tensor, Value, Var
 
-__all__ = ["AXES", "EXPERT", "INPUTS", "OUTPUT", "optional_inputs", "quant_scale", "unread_scale"]
+__all__ = ["AXES", "EXPERT", "INPUTS", "OUTPUT", "any_scale", "optional_inputs", "quant_scale"]
 
 AXES: dict[str, Axis] = {
     "num_tokens": Var(),
@@ -50,6 +50,6 @@ def quant_scale(index: int, *dims: str) -> Tensor:
     return Tensor(dims, param="quant_scales", tuple_idx=index, dtype="float32")
 
 
-def unread_scale(index: int, *dims: str, description: str = "not read") -> Tensor:
-    """Return an element of ``quant_scales`` whose shape does not count; calls give any tensor, or None."""
+def any_scale(index: int, *dims: str, description: str = "not read") -> Tensor:
+    """Return an element of ``quant_scales`` that may have any shape, or be None: axes are not read from it."""
     return replace(quant_scale(index, *dims), dtype="bfloat16", unread=True, optional=True, description=description)

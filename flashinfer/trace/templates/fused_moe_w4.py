@@ -12,7 +12,7 @@ import torch
 
 from ..check import default_check
 from ..template import Axis, Const, Tensor, TraceTemplate, Value, Var
-from .fused_moe_arguments import AXES, INPUTS, OUTPUT, optional_inputs, quant_scale, unread_scale
+from .fused_moe_arguments import AXES, INPUTS, OUTPUT, any_scale, optional_inputs, quant_scale
 from .fused_moe_inputs import (
     cutlass_fused_moe_int4_fp8_init,
     cutlass_fused_moe_mxfp4_fp8_init,
@@ -252,10 +252,10 @@ INT4_FP8 = TraceTemplate(
         **_INPUTS,
         "fc1_scale": _folded(1, 0, "bfloat16", _NUMBERS),
         "fc2_scale": _folded(2, 1, "bfloat16", _NUMBERS),
-        "fc1_act": unread_scale(2, "hidden_size", description=_ACT),
-        "fc2_act": unread_scale(3, "intermediate_size", description=_ACT),
-        "fc1_zeros": unread_scale(4),
-        "fc2_zeros": unread_scale(5),
+        "fc1_act": any_scale(2, "hidden_size", description=_ACT),
+        "fc2_act": any_scale(3, "intermediate_size", description=_ACT),
+        "fc1_zeros": any_scale(4),
+        "fc2_zeros": any_scale(5),
         "fc1_alpha": quant_scale(6, "num_experts"),
         "fc2_alpha": quant_scale(7, "num_experts"),
         **optional_inputs("bfloat16"),
@@ -275,7 +275,7 @@ MXFP4_FP8 = TraceTemplate(
         **_INPUTS,
         "fc1_offset": _folded(1, 0, "int32", _SHIFTS),
         "fc1_factor": quant_scale(1, "num_experts"),
-        "fc2_act": unread_scale(2),
+        "fc2_act": any_scale(2),
         "fc2_offset": _folded(2, 3, "int32", _SHIFTS),
         "fc2_factor": quant_scale(4, "num_experts"),
         **optional_inputs("bfloat16"),
