@@ -109,9 +109,9 @@ def model(
 
 def close(out: torch.Tensor, expected: torch.Tensor, allowed: float) -> None:
     assert out.shape == expected.shape and out.isfinite().all()
-    if out.numel():
-        error = (out.float() - expected).abs().max() / expected.abs().max()
-        assert error < allowed, f"{error:.4f} of the largest result"
+    if out.numel():  # all zero on a rank whose experts no token has chosen
+        error, largest = (out.float() - expected).abs().max().item(), expected.abs().max().item()
+        assert error <= allowed * largest, f"{error:.4g} beside a largest result of {largest:.4g}"
 
 
 def three(experts: int, inner: int, hidden: int, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
