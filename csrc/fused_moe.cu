@@ -242,7 +242,8 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
   }
 #else
   void* const hidden_values = buffer + MonoHiddenOffset(s, w);
-  if (EnqueueMono(x, s, scales, hidden_values, activation, first_expert, adds_bias2, pdl)) return;
+  const bool has_mono = use_sm90 || format != Format::kFp8Tensor;  // e4m3 is converted by SM89 and later
+  if (has_mono && EnqueueMono(x, s, scales, hidden_values, activation, first_expert, adds_bias2, pdl)) return;
   const GroupedProduct products{x, s, scales, product, use_sm90, pdl};
 #endif
   RunStages(x, s, buffer, w, activation, first_expert, adds_bias2, use_sm90, pdl, products);

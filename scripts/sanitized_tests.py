@@ -100,6 +100,7 @@ FAMILIES: dict[str, list[Pick]] = {
     "fused_moe_fp8": [
         Pick("fused_moe/test_cutlass_fused_moe_quantized.py", "test_fp8 test_fp8_block", 3),
         Pick("fused_moe/test_cutlass_fused_moe_quantized.py", "test_fp8_block", 1, "gathered"),
+        Pick("fused_moe/test_cutlass_fused_moe_quantized.py", "test_e4m3_of_few_tokens", 4),
     ],
     "fused_moe_w4": [
         Pick("fused_moe/test_cutlass_fused_moe_quantized.py", "test_mxfp4 test_mxfp4_with_an_activation_of_its_own", 3),

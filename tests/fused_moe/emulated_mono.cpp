@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A layer of experts on the CPU with the kernel for few tokens; called by test_emulated_mono.py.
+#include <flashinfer/fused_moe/mono_fp8_few.cuh>
 #include <flashinfer/fused_moe/mono_fp8_one.cuh>
 #include <flashinfer/fused_moe/mono_mxfp4_one.cuh>
 #include <flashinfer/fused_moe/mono_plain.cuh>
@@ -26,6 +27,9 @@ EMULATION_EXPORT int layer(int64_t multiprocessors, const int64_t* x) {
   p.activation.alpha = floats(), p.activation.beta = floats(), p.activation.limit = floats();
   emulation::device.multiprocessors = int(multiprocessors);
   const auto format = Format(next());
+  p.factors[0] = floats(), p.factors[1] = floats(), p.quantizers = floats();
+  p.has_quantizer_of_expert = next() != 0;
+  if (format == Format::kFp8Tensor) return int(MonoFp8Few(p, false, nullptr));
   return int((format == Format::kPlain      ? MonoPlain
               : format == Format::kFp8Block ? MonoFp8Block
                                             : MonoMxfp4)(p, nullptr));

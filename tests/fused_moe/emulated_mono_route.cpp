@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Routing, and a layer of experts that routes its token, on the CPU; called by test_emulated_mono_route.py.
+#include <flashinfer/fused_moe/mono_fp8_few.cuh>
 #include <flashinfer/fused_moe/mono_fp8_one.cuh>
 #include <flashinfer/moe_routing.cuh>
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -71,6 +73,24 @@ def test_fp8_block(device, sizes):
     call = fp8_block(*sizes, device=device)
     scales = dict(zip(("fc1_scale", "fc2_scale"), call["quant_scales"], strict=True))
     close(cutlass_fused_moe(**call)[0], cutlass_fused_moe_trace(**call).reference(**call, **scales))
+
+
+@SM90_OR_CPU
+@pytest.mark.parametrize("make", [fp8_block, functools.partial(fp8, per_expert=True)], ids=["block", "tensor"])
+@pytest.mark.parametrize("sizes", [(2, 256, 384, 8, 4), (5, 400, 144, 6, 2), (8, 256, 1152, 16, 4)], ids=str)
+def test_e4m3_of_few_tokens(device, make, sizes):
+    """One kernel where product 1 has at most a third more tiles (128 weights by a pair) than 132 SMs, else stages."""
+    call = {**make(*sizes, device=device), "output_dtype": torch.bfloat16}
+    names = ("fc1_scale", "fc2_scale") if make is fp8_block else ("fc1_dequant", "fc2_quant", "fc2_dequant", "unread")
+    scales = dict(zip(names, call["quant_scales"], strict=True))
+    scales.pop("unread", None)
+    out = cutlass_fused_moe(**call)[0]
+    close(out, cutlass_fused_moe_trace(**call).reference(**call, **scales))
+    if device == "cuda":
+        tokens, _, inner, _, top_k = sizes
+        launched = kernels(lambda: cutlass_fused_moe(**call))
+        assert (len(launched) == 1) == (tokens * top_k * -(-2 * inner // 128) <= 176), launched
+        assert torch.equal(cutlass_fused_moe(**call)[0], out)
 
 
 @SM90_OR_CPU

@@ -13,11 +13,11 @@ from flashinfer.tllm_enums import ActivationType
 from flashinfer.trace.templates.fused_moe import cutlass_fused_moe_trace
 
 from ..emulation.build import Library, compile_emulated
-from .layers import BF16, FP16, close, dense, fp8_block, mxfp4
+from .layers import BF16, FP16, close, dense, fp8, fp8_block, mxfp4
 
-ELEMENTS = {FP16: 1, BF16: 2}
+ELEMENTS = {FP16: 1, BF16: 2, torch.float8_e4m3fn: 3}
 FIRST, LOCAL = 2, 5  # the local experts; two before and one behind have other ranks
-PLAIN, FP8_BLOCK, MXFP4 = 0, 2, 3  # Format of fused_moe.h
+PLAIN, FP8_TENSOR, FP8_BLOCK, MXFP4 = 0, 1, 2, 3  # Format of fused_moe.h
 NOT_SUPPORTED = 801  # cudaErrorNotSupported
 GATED = (ActivationType.Swiglu, ActivationType.SwigluBias)
 
@@ -38,24 +38,29 @@ def run(
     constants=(None, None, None),
     multiprocessors: int = 3,
     format: int = PLAIN,
+    factors=(None, None, None),
 ) -> torch.Tensor:
     """Compute a layer whose memory is poisoned with NaN."""
-    status, output = enqueue(library, call, out, activation, scales, biases, constants, multiprocessors, format)
+    options = (activation, scales, biases, constants, multiprocessors, format, factors)
+    status, output = enqueue(library, call, out, *options)
     assert status == 0
     return output
 
 
-def enqueue(library, call, out, activation, scales, biases, constants, multiprocessors, format):
-    """Return the status of a layer, and its output."""
+def enqueue(
+    library, call, out, activation, scales, biases, constants, multiprocessors, format, factors=(None, None, None)
+):
+    """Return the status of a layer, and its output. Factors: of sums 1, of sums 2, and of hidden values."""
     x, ids = call["input"], call["token_selected_experts"]
     fc1, fc2 = call["fc1_expert_weights"], call["fc2_expert_weights"]
     tokens, hidden, top_k, inner = *x.shape, ids.shape[1], fc2.shape[2] * (2 if format == MXFP4 else 1)
-    between = torch.full((tokens * top_k, inner), torch.nan, dtype=x.dtype)
+    between = torch.full((tokens * top_k, inner), torch.nan).to(x.dtype)
     output = torch.full((tokens, hidden), torch.nan, dtype=out)
     address = lambda t: 0 if t is None else t.data_ptr()  # noqa: E731
     fields = [tokens, top_k, LOCAL, FIRST, hidden, inner, x.data_ptr(), x.stride(0), ids.data_ptr()]
     fields += [address(t) for t in (call["token_final_scales"], fc1, fc2, *scales, *biases, between, output)]
     fields += [output.stride(0), ELEMENTS[x.dtype], ELEMENTS[out], int(activation), *map(address, constants), format]
+    fields += [*map(address, factors), int(factors[2] is not None and factors[2].numel() > 1)]
     packed = (ctypes.c_int64 * len(fields))(*fields)
     return library.call("layer", multiprocessors, ctypes.addressof(packed)), output
 
@@ -189,6 +194,74 @@ def test_fp8_block(library, top_k, hidden, inner, out_type):
     close(out, expected)
 
 
+@pytest.mark.parametrize("out_type", [BF16, FP16])
+@pytest.mark.parametrize(
+    "tokens, top_k, hidden, inner",
+    [(2, 4, 256, 384), (8, 2, 400, 144), (3, 3, 128, 272), (5, 1, 4224, 16), (2, 3, 128, 2320)],
+    ids=["whole", "parts", "part", "wide", "deep"],
+)
+def test_fp8_block_of_few(library, tokens, top_k, hidden, inner, out_type):
+    """The same for 2 to 8 tokens. Deep: a warp has two chunks of an expert."""
+    call = {**fp8_block(tokens, hidden, inner, LOCAL, top_k, device="cpu"), "output_dtype": out_type}
+    scales = dict(zip(("fc1_scale", "fc2_scale"), call["quant_scales"], strict=True))
+    biases = torch.randn(LOCAL, 2 * inner).to(out_type), torch.randn(LOCAL, hidden).to(out_type)
+    call["fc1_expert_biases"], call["fc2_expert_biases"] = biases
+    expected = cutlass_fused_moe_trace(**call).reference(**call, **scales)
+    out = run(library, moved(call), out_type, scales=call["quant_scales"], biases=biases, format=FP8_BLOCK)
+    close(out, expected)
+
+
+def test_fp8_block_independent_of_other_tokens(library):
+    """The same bits beside any other tokens, on every device and in every order of threads; others may be infinite."""
+    call = moved(fp8_block(6, 400, 2320, LOCAL, 3, device="cpu"))
+    call["token_selected_experts"][0, :2] = call["token_selected_experts"][0, 1]  # one twice
+    call["token_selected_experts"][2] = torch.tensor([0, FIRST + LOCAL, FIRST + 4])  # one of three here
+    call["token_selected_experts"][3] = 0  # none here
+    call["input"][5, 3] = torch.inf
+    whole = run(library, call, BF16, scales=call["quant_scales"], format=FP8_BLOCK)
+    assert torch.equal(whole[3], torch.zeros_like(whole[3]))
+    for multiprocessors in (1, 4, 29):
+        library.seed(multiprocessors)
+        again = run(library, call, BF16, multiprocessors=multiprocessors, scales=call["quant_scales"], format=FP8_BLOCK)
+        assert torch.equal(again.nan_to_num(), whole.nan_to_num())
+    for rows in ([0, 1], [2, 0, 4], [4, 5, 1, 2, 3]):
+        names = ("input", "token_selected_experts", "token_final_scales")
+        some = {**call, **{name: call[name][rows].contiguous() for name in names}}
+        out = run(library, some, BF16, scales=call["quant_scales"], format=FP8_BLOCK)
+        assert torch.equal(out.nan_to_num(), whole[rows].nan_to_num())
+
+
+@pytest.mark.parametrize("per_expert", [False, True])
+@pytest.mark.parametrize(
+    "tokens, top_k, hidden, inner",
+    [(1, 4, 256, 384), (8, 2, 400, 144), (5, 1, 4224, 16), (2, 3, 128, 2320)],
+    ids=["one", "parts", "wide", "deep"],
+)
+def test_fp8_tensor(library, tokens, top_k, hidden, inner, per_expert):
+    call = {**fp8(tokens, hidden, inner, LOCAL, top_k, device="cpu", per_expert=per_expert), "output_dtype": BF16}
+    biases = torch.randn(LOCAL, 2 * inner).to(BF16), torch.randn(LOCAL, hidden).to(BF16)
+    call["fc1_expert_biases"], call["fc2_expert_biases"] = biases
+    factor1, quantizer, factor2, _ = call["quant_scales"]
+    named = {"fc1_dequant": factor1, "fc2_dequant": factor2, "fc2_quant": quantizer}
+    expected = cutlass_fused_moe_trace(**call).reference(**call, **named)
+    factors = (factor1, factor2, quantizer)
+    out = run(library, moved(call), BF16, biases=biases, format=FP8_TENSOR, factors=factors)
+    close(out, expected)
+    library.seed(tokens)
+    again = run(library, moved(call), BF16, biases=biases, multiprocessors=8, format=FP8_TENSOR, factors=factors)
+    assert torch.equal(again, out)
+
+
+def test_fp8_block_plain_activation_of_few(library):
+    call = {**fp8_block(4, 272, 256, LOCAL, 3, device="cpu"), "activation_type": ActivationType.Relu2}
+    call["fc1_expert_weights"] = call["fc1_expert_weights"][:, :256].contiguous()
+    call["quant_scales"] = [call["quant_scales"][0][:, :2].contiguous(), call["quant_scales"][1]]
+    scales = dict(zip(("fc1_scale", "fc2_scale"), call["quant_scales"], strict=True))
+    expected = cutlass_fused_moe_trace(**call).reference(**call, **scales)
+    options = {"scales": call["quant_scales"], "format": FP8_BLOCK}
+    close(run(library, moved(call), BF16, ActivationType.Relu2, **options), expected)
+
+
 def test_fp8_block_on_other_devices(library):
     """The same bits on every device and in every order of threads; the last block of columns is a part.
 
@@ -248,7 +321,8 @@ def test_fp8_block_repeated_and_missing_experts(library, ids):
 @pytest.mark.parametrize(
     "tokens, top_k, hidden, inner, format",
     [
-        (2, 1, 128, 128, FP8_BLOCK),
+        (9, 1, 128, 128, FP8_BLOCK),
+        (8, 9, 128, 2048, FP8_BLOCK),  # 1152 slots of sums
         (1, 33, 128, 128, FP8_BLOCK),  # a lane has a slot
         (2, 1, 128, 128, MXFP4),
         (1, 33, 128, 128, MXFP4),

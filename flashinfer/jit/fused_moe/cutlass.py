@@ -14,7 +14,7 @@ def gen_fused_moe_module(backend: str = "cuda") -> JitSpec:
     headers = {
         "sort": "fused_moe/sort_permute.cuh",
         "stages": "fused_moe.cuh",
-        **{f"mono_{form}": f"fused_moe/mono_{form}.cuh" for form in ("plain", "fp8_one", "mxfp4_one")},
+        **{f"mono_{form}": f"fused_moe/mono_{form}.cuh" for form in ("plain", "fp8_one", "fp8_few", "mxfp4_one")},
     }
     units = {name: {"header": header} for name, header in headers.items()}
     return stage("fused_moe", backend=backend, kernels=units)

@@ -17,6 +17,9 @@
 #ifndef FLASHINFER_MONO_ONE_STAGES
 #define FLASHINFER_MONO_ONE_STAGES 4
 #endif
+#ifndef FLASHINFER_MONO_FP8_TOKENS
+#define FLASHINFER_MONO_FP8_TOKENS 8  // most tokens of a layer with e4m3 weights that takes this kernel, up to 8
+#endif
 #ifndef FLASHINFER_MONO_MXFP4_WARPS
 #define FLASHINFER_MONO_MXFP4_WARPS 16  // with MXFP4 and one token
 #endif
@@ -61,16 +64,28 @@ struct MonoParams {
   int64_t output_stride;
   Element element, output_element;
   bool enable_pdl;
-  MonoRouting routing;  // with logits, experts and scales are not read and first_expert is 0
+  MonoRouting routing;           // with logits, experts and scales are not read and first_expert is 0
+  const float* factors[2];       // of the sums of both products by expert, or null = 1; e4m3 per tensor
+  const float* quantizers;       // factors of hidden values before their rounding, with them
+  bool has_quantizer_of_expert;  // one per expert, not one for all
 };
 
-/// Return true if a layer is given to this kernel: few tokens of 16-bit weights, whose experts are read once, or one of e4m3
-/// blocks or MXFP4, whose stages take less time from two tokens on; rows of 16 bytes. Other layers are computed in stages.
+/// Return true if a layer can be given to this kernel: few tokens of 16-bit or e4m3 weights, or one of MXFP4, whose stages
+/// take less time from two tokens on; rows of 16 bytes. Other layers are computed in stages.
 inline bool TakesMono(const LayerSizes& s, int64_t input_stride) {
-  const bool is_quantized = s.format == Format::kFp8Block || s.format == Format::kMxfp4;
-  if (s.format != Format::kPlain && !is_quantized) return false;
-  if (s.tokens > (is_quantized ? 1 : FLASHINFER_MONO_TOKENS) || s.tokens > MONO_MAX_TOKENS) return false;
-  return s.intermediate > 0 && s.pairs() <= MONO_MAX_PAIRS && input_stride % 8 == 0;
+  const bool is_plain = s.format == Format::kPlain, is_tensor = s.format == Format::kFp8Tensor;
+  const bool is_fp8 = is_tensor || s.format == Format::kFp8Block;
+  if (!is_plain && !is_fp8 && s.format != Format::kMxfp4) return false;
+  if (s.tokens > (is_plain ? FLASHINFER_MONO_TOKENS : is_fp8 ? FLASHINFER_MONO_FP8_TOKENS : 1)) return false;
+  if (s.tokens > MONO_MAX_TOKENS || s.pairs() > MONO_MAX_PAIRS) return false;
+  return s.intermediate > 0 && input_stride % (is_tensor ? 16 : 8) == 0;
+}
+
+/// Return true if a layer that TakesMono takes less time so than in stages, on a GPU of `sms` SMs. Few tokens of e4m3 do if
+/// product 1 of the stages, in tiles of 128 weights for each pair, has at most a third more tiles than there are SMs.
+inline bool IsFasterAsOneKernel(const LayerSizes& s, int sms) {
+  const bool is_few = s.format == Format::kFp8Tensor || (s.format == Format::kFp8Block && s.tokens > 1);
+  return !is_few || 3 * s.expected_pairs() * ((s.fc1_rows() + 127) / 128) <= 4 * sms;
 }
 
 /// Return true if the kernel of a layer that TakesMono can route its token too.
@@ -90,6 +105,8 @@ inline int64_t MonoHiddenOffset(const LayerSizes& s, const Workspace& w) {
 /// than the rings take), and for one token of e4m3 blocks or MXFP4 with more than 32 slots.
 Status MonoPlain(const MonoParams& params, Stream stream);
 Status MonoFp8Block(const MonoParams& params, Stream stream);
+/// Up to 8 tokens with e4m3 weights: scales of blocks (called by MonoFp8Block), or factors of experts.
+Status MonoFp8Few(const MonoParams& params, bool is_block, Stream stream);
 Status MonoMxfp4(const MonoParams& params, Stream stream);
 
 }  // namespace fused_moe

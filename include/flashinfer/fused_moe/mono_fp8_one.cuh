@@ -18,6 +18,11 @@ namespace flashinfer {
 namespace fused_moe {
 namespace mono {
 
+constexpr int FP8_BATCH = 16;  // tiles whose sums are in shared memory at once
+struct Fp8Batches {
+  __device__ __forceinline__ static int Tiles(int) { return FP8_BATCH; }
+};
+
 /// Shared memory of a block.
 struct alignas(128) Fp8Memory {
   unsigned char ring[FP8_WARPS][FP8_STAGES][FP8_STAGE_BYTES];
@@ -37,7 +42,7 @@ class Fp8Block {
         memory_(memory),
         experts_(experts),
         elements_(elements),
-        requests_(p, experts.expert, count),
+        requests_(p, experts.expert, count, {}),
         ring_(ptx::SharedAddress(memory.ring[threadIdx.x / 32])) {}
 
   /// Load the first elements of the token that this warp multiplies, and prefetch the others.
@@ -256,7 +261,7 @@ class Fp8Block {
   Fp8Memory& memory_;
   const TokenExperts& experts_;
   const uint2 elements_;
-  Fp8Requests requests_;
+  Fp8Requests<true, Fp8Batches> requests_;
   const uint32_t ring_;
   uint32_t slot_ = 0;
 };
@@ -284,7 +289,8 @@ __global__ void __launch_bounds__(FP8_WARPS * 32, 1) Fp8OneKernel(const __grid_c
 
 FLASHINFER_INLINE Status MonoFp8Block(const MonoParams& p, Stream stream) {
   using mono::Fp8Memory, mono::Fp8OneKernel, mono::FP8_WARPS, mono::Launch;
-  if (p.tokens != 1 || p.top_k > mono::TOKEN_MAX_SLOTS) return cudaErrorNotSupported;
+  if (p.tokens > 1) return MonoFp8Few(p, true, stream);
+  if (p.top_k > mono::TOKEN_MAX_SLOTS) return cudaErrorNotSupported;
   return p.routing.logits != nullptr ? Launch<Fp8OneKernel<true>, FP8_WARPS * 32, sizeof(Fp8Memory)>(p, stream)
                                      : Launch<Fp8OneKernel<false>, FP8_WARPS * 32, sizeof(Fp8Memory)>(p, stream);
 }

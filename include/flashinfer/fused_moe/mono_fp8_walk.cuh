@@ -17,7 +17,6 @@ constexpr int FP8_WARPS = FLASHINFER_MONO_ONE_WARPS, FP8_STAGES = FLASHINFER_MON
 constexpr int FP8_COLUMNS = 128;  // columns of a source, as of a block of scales
 static_assert(FP8_COLUMNS == ROW_BYTES, "a stage has the columns of a source");
 constexpr int FP8_STAGE_BYTES = STAGE_BYTES + TILE_ROWS * 4;  // rows, then a scale of each
-constexpr int FP8_BATCH = 16;                                 // tiles whose sums are in shared memory at once
 
 /// Work of a block in one product.
 struct Fp8Share {
@@ -53,12 +52,14 @@ struct Fp8Work {
 };
 
 /// Requests the stages of a warp one after another: batches of tiles, the sources of the warp, the tiles of the batch.
-class Fp8Requests {
+/// Batches::Tiles(product): tiles whose sums are in shared memory at once.
+template <bool IS_BLOCK, typename Batches>
+class Fp8Requests : public Batches {
  public:
   const Fp8Work work;  // here, because a reference to another member would keep both in local memory
 
-  __device__ __forceinline__ Fp8Requests(const MonoParams& p, const int32_t* active, int count)
-      : work(p, active, count), p_(p), warp_(int(threadIdx.x) / 32) {
+  __device__ __forceinline__ Fp8Requests(const MonoParams& p, const int32_t* active, int count, const Batches& batches)
+      : Batches(batches), work(p, active, count), p_(p), warp_(int(threadIdx.x) / 32) {
     EnterProduct(1);
   }
 
@@ -90,7 +91,7 @@ class Fp8Requests {
         ptx::CopyAsync16(to + (4 * j + 8 * h) * ROW_BYTES, from_[j] + h * second_, has_column_);
       }
     }
-    if (unit >= 4) return;
+    if (!IS_BLOCK || unit >= 4) return;
     const int j = unit % 2, h = unit / 2;  // the row whose scale this lane copies
     if (RowOf(j) + h * upper >= left_) return;
     const int row = first_row_ + row_[0] + (j == 0 ? 0 : row_[1] - row_[0]) + h * second_row_;
@@ -127,7 +128,7 @@ class Fp8Requests {
     active_[j] = active;
     from_[j] = static_cast<const unsigned char*>(is_first ? p_.fc1 : p_.fc2) +
                (expert * rows_ + first_row_ + row_[j]) * row_bytes_ + column_;
-    if (int(threadIdx.x) % 2 == j) {
+    if (IS_BLOCK && int(threadIdx.x) % 2 == j) {
       const int64_t blocks = int64_t((rows_ + FP8_COLUMNS - 1) / FP8_COLUMNS) * scales_row_;
       scales_ = static_cast<const float*>(is_first ? p_.fc1_scales : p_.fc2_scales) + expert * blocks + chunk_;
     }
@@ -160,7 +161,7 @@ class Fp8Requests {
         EnterProduct(product_ + 1);
         return;
       }
-      limit_ = min(batch_ + FP8_BATCH, tiles);
+      limit_ = min(batch_ + this->Tiles(product_), tiles);
     }
     Enter();
   }
@@ -171,7 +172,7 @@ class Fp8Requests {
     const bool has_second = work.second.Tiles() > 0 && work.second.Passes(warp_) > 0;
     product_ = product == 1 && has_first ? 1 : product <= 2 && has_second ? 2 : 3;
     pass_ = batch_ = at_ = 0;
-    limit_ = min(FP8_BATCH, product_ == 1 ? work.first.Tiles() : work.second.Tiles());
+    limit_ = min(this->Tiles(product_), product_ == 1 ? work.first.Tiles() : work.second.Tiles());
     if (product_ <= 2) Enter();
   }
   __device__ __forceinline__ int Height() const { return product_ == 1 ? TILE_ROWS / 2 : TILE_ROWS; }

@@ -28,25 +28,30 @@ struct Choices {
 /// Fill the tables; all threads of the block call it, at least MONO_MAX_PAIRS of them. Ends with a barrier.
 template <int TOKENS>
 __device__ __forceinline__ void FindChoices(const MonoParams& p, Choices<TOKENS>& to) {
-  const int pairs = p.tokens * p.top_k, thread = int(threadIdx.x);
-  int expert = -1;
+  const int pairs = p.tokens * p.top_k, thread = int(threadIdx.x), lane = thread % 32;
+  const int warp = thread / 32, warps = int(blockDim.x) / 32;
   if (thread < pairs) {
-    expert = p.experts[thread] - p.first_expert;
-    if (expert < 0 || expert >= p.num_experts) expert = -1;
-    to.local[thread] = expert;
+    const int expert = p.experts[thread] - p.first_expert;
+    to.local[thread] = expert < 0 || expert >= p.num_experts ? -1 : expert;
     to.scales[thread] = p.scales == nullptr ? 1.f : p.scales[thread];
   }
   if (thread == 0) to.count = 0;
   __syncthreads();
-  bool is_first = expert >= 0;
-  for (int i = 0; i < thread && thread < pairs; ++i) is_first &= to.local[i] != expert;
-  if (thread < pairs) to.is_first[thread] = is_first;
+  for (int pair = warp; pair < pairs; pair += warps) {  // a warp compares a pair with 32 others at once
+    const int expert = to.local[pair];
+    bool is_first = expert >= 0;
+    for (int i = lane; i - lane < pair; i += 32) is_first &= !__any_sync(~0u, i < pair && to.local[i] == expert);
+    if (lane == 0) to.is_first[pair] = is_first;
+  }
   __syncthreads();
-  if (is_first) {
+  for (int pair = warp; pair < pairs; pair += warps) {
+    if (!to.is_first[pair]) continue;
+    const int expert = to.local[pair];
     int rank = 0;
-    for (int i = 0; i < pairs; ++i) rank += to.is_first[i] != 0 && to.local[i] < expert;
-    to.active[rank] = expert;
-    atomicAdd(&to.count, 1);
+    for (int i = lane; i - lane < pairs; i += 32) {
+      rank += __popc(__ballot_sync(~0u, i < pairs && to.is_first[i] && to.local[i] < expert));
+    }
+    if (lane == 0) to.active[rank] = expert, atomicAdd(&to.count, 1);
   }
   __syncthreads();
   for (int i = thread; i < to.count * TOKENS; i += int(blockDim.x)) {
