@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launchers of bgmv_moe_shrink and bgmv_moe_expand: argument checks, stream.
+// Launchers of bgmv_moe_shrink, bgmv_moe_expand and, for the functions of both, bgmv_moe_apply: argument checks, stream.
 #include "tvm_ffi_utils.h"
 // clang-format off
 #include <flashinfer/bgmv_moe.h>
@@ -25,7 +25,7 @@ const int64_t* Indices(const char* op, const char* name, const TensorView& indic
   return indices.data_ptr<int64_t>();
 }
 
-/// Check what tells the matrix of each pair.
+/// Check what tells the matrix of each pair, for the published kernels.
 BgmvPairs Pairs(const char* op, const TensorView& x, const TensorView& w_ptr, const TensorView& token_ids,
                 const TensorView& expert_ids, const TensorView& lora_ids, int64_t lora_stride) {
   Expect(op, "w_ptr", w_ptr).same_device(x, "x").dtype({dl_int64}).rank(2).contiguous();
@@ -33,9 +33,9 @@ BgmvPairs Pairs(const char* op, const TensorView& x, const TensorView& w_ptr, co
   by.w_ptr = w_ptr.data_ptr<int64_t>();
   by.slices = w_ptr.size(0);
   by.experts = w_ptr.size(1);
-  by.token_ids = Indices(op, "sorted_token_ids", token_ids, x);
-  by.expert_ids = Indices(op, "expert_ids", expert_ids, x);
-  by.lora_ids = Indices(op, "lora_indices", lora_ids, x);
+  by.token_ids = {Indices(op, "sorted_token_ids", token_ids, x), true};
+  by.expert_ids = {Indices(op, "expert_ids", expert_ids, x), true};
+  by.lora_ids = {Indices(op, "lora_indices", lora_ids, x), true};
   by.pairs = token_ids.size(0);
   by.tokens = lora_ids.size(0);
   by.lora_stride = lora_stride;
@@ -43,10 +43,80 @@ BgmvPairs Pairs(const char* op, const TensorView& x, const TensorView& w_ptr, co
   return by;
 }
 
+/// Check rows on the CPU; on the GPU it would have to synchronise.
+void CheckRows([[maybe_unused]] const char* op, [[maybe_unused]] const BgmvShrinkParams& p,
+               [[maybe_unused]] int64_t rows) {
+#ifdef FLASHINFER_CPU
+  for (int64_t i = 0; i < p.by.pairs; ++i) {
+    if (p.by.Matrix<bfloat16_t>(0, i) != nullptr && p.Row(i) >= rows) {
+      FLASHINFER_THROW(ArgumentError) << op << ": rows must be less than " << rows << " (x.shape[0]), got " << p.Row(i)
+                                      << " for pair " << i;
+    }
+  }
+#endif
+}
+
+void Shrink(const char* op, const BgmvShrinkParams& p, bool is_bf16, Stream stream) {
+  CheckStatus(op, is_bf16 ? BgmvMoeShrink<bfloat16_t>(p, stream) : BgmvMoeShrink<float16_t>(p, stream));
+}
+
+void Expand(const char* op, const BgmvExpandParams& p, bool is_bf16, Stream stream) {
+  CheckStatus(op, is_bf16 ? BgmvMoeExpand<bfloat16_t>(p, stream) : BgmvMoeExpand<float16_t>(p, stream));
+}
+
+/// Check weights and order of the pairs of a sum.
+void Finalize(const char* op, BgmvExpandParams& p, const TensorView& x, const Optional<TensorView>& weights,
+              const Optional<TensorView>& order, const Optional<TensorView>& offsets) {
+  if (weights.has_value()) {
+    Expect(op, "topk_weights", weights.value()).same_device(x, "x").dtype({dl_float32}).contiguous();
+    Expect(op, "topk_weights", weights.value()).numel(p.by.pairs);
+    p.weights = weights.value().data_ptr<float>();
+  }
+  if (!order.has_value() || !offsets.has_value()) return;
+  p.order = Indices(op, "order", order.value(), x);
+  p.offsets = Indices(op, "offsets", offsets.value(), x);
+  Expect(op, "order", order.value()).dim(0, p.by.pairs, "sorted_token_ids.shape[0]");
+  Expect(op, "offsets", offsets.value()).dim(0, p.by.tokens + 1, "lora_indices.shape[0] + 1");
+}
+
+/// Names of arguments in errors of the functions that have both products.
+struct Names {
+  const char *op, *x, *experts, *loras, *a, *b;
+};
+constexpr Names OF_BOTH{"bgmv_moe", "x", "expert_ids", "lora_indices", "lora_a_weights", "lora_b_weights"};
+constexpr Names OF_GEMM1{"bgmv_moe_gemm1_lora_delta", "hidden_states", "topk_ids", "lora_ids", "w_ptr_a", "w_ptr_b"};
+constexpr Names OF_GEMM2{
+    "bgmv_moe_gemm2_lora_delta", "gemm1_activation_output", "topk_ids", "lora_ids", "w_ptr_a", "w_ptr_b"};
+
+/// Check a list of numbers that may have more than one dimension, and return it.
+BgmvIndices AnyIndices(const Names& names, const char* name, const TensorView& indices, const TensorView& x) {
+  Expect(names.op, name, indices).same_device(x, names.x).dtype({dl_int32, dl_int64}).rank(1, 2).contiguous();
+  return {indices.data_ptr(), indices.dtype().bits == 64};
+}
+
+/// Check the matrices of one product: a table of addresses (slices, experts) or (experts,), or a bank.
+void SetMatrices(const Names& names, const char* name, BgmvPairs& by, const TensorView& w, const TensorView& x,
+                 int64_t lora_stride, int64_t rows, int64_t columns) {
+  Expect(names.op, name, w).same_device(x, names.x).rank(1, 4);
+  by.lora_stride = lora_stride;
+  if (w.ndim() < 4) {
+    Expect(names.op, name, w).dtype({dl_int64}).rank(1, 2).contiguous();
+    by.w_ptr = w.data_ptr<int64_t>();
+    by.slices = w.ndim() == 1 ? 1 : w.size(0);
+    by.experts = w.size(-1);
+    return;
+  }
+  Expect(names.op, name, w).same_dtype(x, names.x).dim(2, rows, "rows").dim(3, columns, "columns");
+  by.bank = w.data_ptr();
+  by.slices = 1;
+  by.experts = w.size(1);
+  by.expert_stride = w.stride(1);
+}
+
 }  // namespace
 
 void bgmv_moe_shrink(TensorView y, TensorView x, TensorView w_ptr, TensorView token_ids, TensorView expert_ids,
-                     TensorView lora_ids, Optional<TensorView> x_rows, int64_t lora_stride) {
+                     TensorView lora_ids, int64_t lora_stride, bool per_pair_input, bool enable_pdl) {
   const char* op = "bgmv_moe_shrink";
   Expect(op, "x", x).on_device().rank(2).dtype({dl_float16, dl_bfloat16}).last_dim_contiguous();
   BgmvShrinkParams p{};
@@ -56,32 +126,20 @@ void bgmv_moe_shrink(TensorView y, TensorView x, TensorView w_ptr, TensorView to
   p.y = Numbers(y);
   p.x = x.data_ptr();
   p.x_stride = x.stride(0);
-  if (x_rows.has_value()) {
-    p.x_rows = Indices(op, "x_rows", x_rows.value(), x);
-    Expect(op, "x_rows", x_rows.value()).dim(0, p.by.pairs, "sorted_token_ids.shape[0]");
-  } else {
-    Expect(op, "x", x).dim(0, p.by.pairs, "sorted_token_ids.shape[0], with per_pair_input");
-  }
+  p.x_per_pair = per_pair_input;
+  if (per_pair_input) Expect(op, "x", x).dim(0, p.by.pairs, "sorted_token_ids.shape[0], with per_pair_input");
   p.rank = y.size(2);
   p.columns = x.size(1);
-#ifdef FLASHINFER_CPU  // a check on the GPU would have to synchronise
-  for (int64_t i = 0; p.x_rows != nullptr && i < p.by.pairs; ++i) {
-    if (p.by.Matrix<bfloat16_t>(0, i) != nullptr && p.x_rows[i] >= x.size(0)) {
-      FLASHINFER_THROW(ArgumentError) << op << ": rows must be less than " << x.size(0) << " (x.shape[0]), got "
-                                      << p.x_rows[i] << " for pair " << i;
-    }
-  }
-#endif
+  p.enable_pdl = UsePdl(enable_pdl, x.device());
+  CheckRows(op, p, x.size(0));
   DeviceGuard guard(x.device());
-  const auto stream = get_stream(x.device());
-  const bool is_bf16 = x.dtype().code == kDLBfloat;
-  CheckStatus(op, is_bf16 ? BgmvMoeShrink<bfloat16_t>(p, stream) : BgmvMoeShrink<float16_t>(p, stream));
+  Shrink(op, p, x.dtype().code == kDLBfloat, get_stream(x.device()));
 }
 
 void bgmv_moe_expand(TensorView y, TensorView x, TensorView w_ptr, TensorView token_ids, TensorView expert_ids,
                      TensorView lora_ids, Optional<TensorView> weights, TensorView slice_starts,
-                     Optional<TensorView> order, Optional<TensorView> offsets, int64_t top_k, int64_t columns,
-                     int64_t lora_stride, bool is_bf16, bool finalize, double scale) {
+                     Optional<TensorView> order, Optional<TensorView> offsets, int64_t columns, int64_t lora_stride,
+                     bool is_bf16, bool finalize, bool enable_pdl) {
   const char* op = "bgmv_moe_expand";
   Expect(op, "x", x).on_device().rank(3).dtype({dl_float32, dl_float16, dl_bfloat16}).contiguous();
   BgmvExpandParams p{};
@@ -104,29 +162,101 @@ void bgmv_moe_expand(TensorView y, TensorView x, TensorView w_ptr, TensorView to
     }
   }
 #endif
-  if (weights.has_value()) {
-    Expect(op, "topk_weights", weights.value()).same_device(x, "x").dtype({dl_float32}).contiguous();
-    Expect(op, "topk_weights", weights.value()).numel(p.by.pairs);
-    p.weights = weights.value().data_ptr<float>();
-  }
-  if (order.has_value() && offsets.has_value()) {
-    p.order = Indices(op, "order", order.value(), x);
-    p.offsets = Indices(op, "offsets", offsets.value(), x);
-    Expect(op, "order", order.value()).dim(0, p.by.pairs, "sorted_token_ids.shape[0]");
-    Expect(op, "offsets", offsets.value()).dim(0, p.by.tokens + 1, "lora_indices.shape[0] + 1");
-  } else if (finalize && p.by.tokens * top_k != p.by.pairs) {
-    FLASHINFER_THROW(ArgumentError) << op << ": sorted_token_ids must have top_k = " << top_k << " pairs for each of "
-                                    << p.by.tokens << " tokens, got " << p.by.pairs;
-  }
+  Finalize(op, p, x, weights, order, offsets);
   p.y = Numbers(y);
   p.y_stride = y.stride(0);
   p.x = Numbers(x);
-  p.top_k = top_k;
   p.rank = x.size(2);
+  p.x_slice_stride = p.by.pairs * p.rank;
   p.columns = columns;
-  p.scale = float(scale);
+  p.scale = 1.f;
   p.finalize = finalize;
+  p.enable_pdl = UsePdl(enable_pdl, x.device());
+  DeviceGuard guard(x.device());
+  Expand(op, p, is_bf16, get_stream(x.device()));
+}
+
+/// Both products, whose results need not be initialised: `low`, (slices of a, pairs, rank) in between, and columns
+/// [start, start + slices of b * columns + zero_columns) of `out`. Without `token_ids` each token has the same number of
+/// pairs, and `rows` may tell the rows of x; with `finalize` the pairs of a token are added up.
+void bgmv_moe_apply(TensorView out, TensorView low, TensorView x, TensorView a, TensorView b,
+                    Optional<TensorView> token_ids, TensorView expert_ids, TensorView lora_ids,
+                    Optional<TensorView> rows, Optional<TensorView> weights, Optional<TensorView> order,
+                    Optional<TensorView> offsets, int64_t lora_stride_a, int64_t lora_stride_b, int64_t start,
+                    int64_t columns, int64_t zero_columns, bool finalize, double scale, bool enable_pdl) {
+  const Names& names = token_ids.has_value() ? OF_BOTH : finalize ? OF_GEMM2 : OF_GEMM1;
+  const char* op = names.op;
+  Expect(op, names.x, x).on_device().rank(2).dtype({dl_float16, dl_bfloat16}).last_dim_contiguous();
+  Expect(op, "low", low).same_device(x, names.x).rank(3).dtype({dl_float32}).contiguous();
+  BgmvShrinkParams first{};
+  first.by.expert_ids = AnyIndices(names, names.experts, expert_ids, x);
+  first.by.lora_ids = AnyIndices(names, names.loras, lora_ids, x);
+  Expect(op, names.loras, lora_ids).rank(1);
+  first.by.pairs = expert_ids.numel();
+  first.by.tokens = lora_ids.size(0);
+  first.by.top_k = expert_ids.size(-1);
+  if (token_ids.has_value()) {
+    Expect(op, names.experts, expert_ids).rank(1);
+    first.by.token_ids = AnyIndices(names, "sorted_token_ids", token_ids.value(), x);
+    Expect(op, "sorted_token_ids", token_ids.value()).rank(1).dim(0, first.by.pairs, "expert_ids.shape[0]");
+    Expect(op, names.loras, lora_ids).dim(0, x.size(0), "x.shape[0]");
+  } else {
+    Expect(op, names.experts, expert_ids).rank(2);
+    if (finalize) Expect(op, names.loras, lora_ids).dim(0, expert_ids.size(0), "topk_ids.shape[0]");
+    if (!rows.has_value() && x.size(0) < expert_ids.size(0)) {
+      FLASHINFER_THROW(ArgumentError) << op << ": " << names.x << " must have at least " << expert_ids.size(0)
+                                      << " rows (topk_ids.shape[0]), got " << x.size(0);
+    }
+  }
+  if (first.by.pairs > INT32_MAX) {
+    FLASHINFER_THROW(ArgumentError) << op << ": " << names.experts << " must have fewer than 2^31 elements, got "
+                                    << first.by.pairs;
+  }
+  if (rows.has_value()) {
+    first.by.rows = AnyIndices(names, "expanded_idx_to_permuted_idx", rows.value(), x);
+    Expect(op, "expanded_idx_to_permuted_idx", rows.value()).numel(first.by.pairs);
+  }
+  first.y = Numbers(low);
+  first.x = x.data_ptr();
+  first.x_stride = x.stride(0);
+  first.rank = low.size(2);
+  first.columns = x.size(1);
+  first.overwrites = true;
+  first.enable_pdl = UsePdl(enable_pdl, x.device());
+
+  BgmvExpandParams second{};
+  second.by = first.by;
+  SetMatrices(names, names.a, first.by, a, x, lora_stride_a, first.rank, first.columns);
+  SetMatrices(names, names.b, second.by, b, x, lora_stride_b, columns, first.rank);
+  Expect(op, "low", low).dim(0, first.by.slices, "slices").dim(1, first.by.pairs, "pairs");
+  if (first.by.slices != 1 && first.by.slices != second.by.slices) {
+    FLASHINFER_THROW(ArgumentError) << op << ": " << names.b << " must have " << first.by.slices << " slices ("
+                                    << names.a << "), got " << second.by.slices;
+  }
+  Expect(op, "out", out).same_device(x, names.x).dtype({dl_float32, dl_float16, dl_bfloat16}).contiguous();
+  const int64_t width = out.size(-1), last = start + second.by.slices * columns + zero_columns;
+  if (start < 0 || columns < 0 || zero_columns < 0 || last > width) {
+    FLASHINFER_THROW(ArgumentError) << op << ": columns must end at " << width << " (out.shape[-1]), got " << last;
+  }
+  Expect(op, "out", out).numel((finalize ? first.by.tokens : first.by.pairs) * width);
+  second.y = Numbers(out);
+  second.y_stride = width;
+  second.x = first.y;
+  second.x_slice_stride = first.by.slices == 1 ? 0 : first.by.pairs * first.rank;
+  Finalize(op, second, x, weights, order, offsets);
+  second.start = start;
+  second.rank = first.rank;
+  second.columns = columns;
+  second.zero_columns = zero_columns;
+  second.scale = float(scale);
+  second.finalize = finalize;
+  second.overwrites = true;
+  second.enable_pdl = first.enable_pdl;
+
+  CheckRows(op, first, x.size(0));
   DeviceGuard guard(x.device());
   const auto stream = get_stream(x.device());
-  CheckStatus(op, is_bf16 ? BgmvMoeExpand<bfloat16_t>(p, stream) : BgmvMoeExpand<float16_t>(p, stream));
+  const bool is_bf16 = x.dtype().code == kDLBfloat;
+  Shrink(op, first, is_bf16, stream);
+  Expand(op, second, is_bf16, stream);
 }

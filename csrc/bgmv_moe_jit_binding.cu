@@ -4,3 +4,4 @@
 
 FLASHINFER_EXPORT(bgmv_moe_shrink, bgmv_moe_shrink)
 FLASHINFER_EXPORT(bgmv_moe_expand, bgmv_moe_expand)
+FLASHINFER_EXPORT(bgmv_moe_apply, bgmv_moe_apply)

@@ -14,7 +14,7 @@ from typing import Any, Optional, Sequence
 import torch
 
 from .._runtime.allocation import new_empty
-from .._runtime.dispatch import NativeFunction
+from .._runtime.dispatch import NativeFunction, use_pdl
 from .._runtime.errors import ArgumentError
 from .._runtime.torch_ops import called, register_custom_op
 from ..api_logging import flashinfer_api
@@ -39,7 +39,13 @@ __all__ = [
 
 _native_shrink = NativeFunction(get_bgmv_moe_module, "bgmv_moe_shrink")
 _native_expand = NativeFunction(get_bgmv_moe_module, "bgmv_moe_expand")
+_native_apply = NativeFunction(get_bgmv_moe_module, "bgmv_moe_apply")
 _HALVES = (torch.float16, torch.bfloat16)
+_INDICES = (torch.int32, torch.int64)
+
+#: Up to so many pairs each block of the kernel looks for the pairs of its token; more are sorted before. All blocks
+#: together read tokens times pairs numbers: 4 MB for 256 tokens with eight experts, for each 128 columns.
+_SEARCHED_PAIRS = 2048
 
 
 @register_custom_op("flashinfer::bgmv_moe_shrink", mutates_args=("y",))
@@ -51,10 +57,12 @@ def _shrink(
     token_ids: torch.Tensor,
     expert_ids: torch.Tensor,
     lora_ids: torch.Tensor,
-    x_rows: Optional[torch.Tensor],
     lora_stride: int,
+    per_pair_input: bool,
 ) -> None:
-    _native_shrink[x.is_cuda](y, x, w_ptr, token_ids, expert_ids, lora_ids, x_rows, lora_stride)
+    _native_shrink[x.is_cuda](
+        y, x, w_ptr, token_ids, expert_ids, lora_ids, lora_stride, per_pair_input, use_pdl(x, None)
+    )
 
 
 @register_custom_op("flashinfer::bgmv_moe_expand", mutates_args=("y",))
@@ -70,16 +78,44 @@ def _expand(
     slice_starts: torch.Tensor,
     order: Optional[torch.Tensor],
     offsets: Optional[torch.Tensor],
-    top_k: int,
     columns: int,
     lora_stride: int,
     is_bf16: bool,
     finalize: bool,
-    scale: float,
 ) -> None:
     _native_expand[x.is_cuda](
         *(y, x, w_ptr, token_ids, expert_ids, lora_ids, weights, slice_starts, order, offsets),
-        *(top_k, columns, lora_stride, is_bf16, finalize, scale),
+        *(columns, lora_stride, is_bf16, finalize, use_pdl(x, None)),
+    )
+
+
+@register_custom_op("flashinfer::bgmv_moe_apply", mutates_args=("out", "low"))
+@called("bgmv_moe")
+def _apply(
+    out: torch.Tensor,
+    low: torch.Tensor,
+    x: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    token_ids: Optional[torch.Tensor],
+    expert_ids: torch.Tensor,
+    lora_ids: torch.Tensor,
+    rows: Optional[torch.Tensor],
+    weights: Optional[torch.Tensor],
+    order: Optional[torch.Tensor],
+    offsets: Optional[torch.Tensor],
+    lora_stride_a: int,
+    lora_stride_b: int,
+    start: int,
+    columns: int,
+    zero_columns: int,
+    finalize: bool,
+    scale: float,
+) -> None:
+    """Launch both kernels, which write all of ``low`` that is read and these columns of ``out``."""
+    _native_apply[x.is_cuda](
+        *(out, low, x, a, b, token_ids, expert_ids, lora_ids, rows, weights, order, offsets),
+        *(lora_stride_a, lora_stride_b, start, columns, zero_columns, finalize, scale, use_pdl(x, None)),
     )
 
 
@@ -93,7 +129,19 @@ def _write_addresses(row: torch.Tensor, weights: torch.Tensor) -> None:
 def _pairs_by_token(token_ids: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the pairs ordered by token, and where those of each token begin: sums then have one order."""
     ids, order = torch.sort(token_ids, stable=True)
-    return order, torch.searchsorted(ids, torch.arange(tokens + 1, device=ids.device))
+    return order, torch.searchsorted(ids, torch.arange(tokens + 1, dtype=ids.dtype, device=ids.device))
+
+
+def _order_of_many(token_ids: torch.Tensor, tokens: int) -> tuple[Optional[torch.Tensor], Optional[torch.Tensor]]:
+    """Return the order of more pairs than the kernel searches."""
+    return _pairs_by_token(token_ids, tokens) if token_ids.shape[0] > _SEARCHED_PAIRS else (None, None)
+
+
+def _dense(x: torch.Tensor, dtypes: Sequence[torch.dtype]) -> torch.Tensor:
+    """Return x as kernels read it, which it mostly is: contiguous, with one of these dtypes or the last of them."""
+    if x.dtype not in dtypes:
+        x = x.to(dtypes[-1])
+    return x if x.is_contiguous() else x.contiguous()
 
 
 @functools.cache
@@ -136,12 +184,16 @@ def fill_w_ptr(w_ptr: torch.Tensor, weights: torch.Tensor, num_experts: int, sli
 
 
 def _check_bank(op: str, weights: torch.Tensor, num_experts: int) -> None:
-    if weights.dim() != 4 or weights.shape[1] != num_experts or weights.dtype not in _HALVES:
+    shape, strides = weights.shape, weights.stride()
+    if len(shape) != 4 or shape[1] != num_experts or weights.dtype not in _HALVES:
         raise ArgumentError(
             f"{op}: weights must be (max_loras, {num_experts}, rows, columns) in float16 or bfloat16, got "
-            f"{tuple(weights.shape)} in {weights.dtype}"
+            f"{tuple(shape)} in {weights.dtype}"
         )
-    if weights.numel() and not weights[0, 0].is_contiguous():
+    if strides[3] == 1 and strides[2] == shape[3]:
+        return
+    is_contiguous = (shape[2] == 1 or strides[2] == shape[3]) and (shape[3] == 1 or strides[3] == 1)
+    if weights.numel() and not is_contiguous:
         raise ArgumentError(
             f"{op}: weights must be contiguous in the last two dimensions, got strides {weights.stride()}"
         )
@@ -191,8 +243,7 @@ def bgmv_moe_shrink(
     >>> y[0, :, 0]
     tensor([64.,  0.,  0.])
     """
-    rows = None if per_pair_input else sorted_token_ids
-    _shrink(y, x, w_ptr, sorted_token_ids, expert_ids, lora_indices, rows, lora_stride)
+    _shrink(y, x, w_ptr, sorted_token_ids, expert_ids, lora_indices, lora_stride, per_pair_input)
 
 
 @flashinfer_api(trace=bgmv_moe_expand_trace)
@@ -261,27 +312,11 @@ def bgmv_moe_expand(
         raise ArgumentError(
             f"bgmv_moe_expand: output_slices must be {w_ptr.shape[0]} equal numbers, got {list(output_slices)}"
         )
-    order: Optional[torch.Tensor] = None
-    offsets: Optional[torch.Tensor] = None
-    if finalize:
-        order, offsets = _pairs_by_token(sorted_token_ids, lora_indices.shape[0])
+    order, offsets = _order_of_many(sorted_token_ids, lora_indices.shape[0]) if finalize else (None, None)
+    weights = topk_weights if finalize else None
     _expand(
-        y,
-        x,
-        w_ptr,
-        sorted_token_ids,
-        expert_ids,
-        lora_indices,
-        topk_weights if finalize else None,
-        slice_start_loc,
-        order,
-        offsets,
-        0,
-        int(output_slices[0]),
-        lora_stride,
-        dtype is torch.bfloat16,
-        finalize,
-        1.0,
+        *(y, x, w_ptr, sorted_token_ids, expert_ids, lora_indices, weights, slice_start_loc, order, offsets),
+        *(int(output_slices[0]), lora_stride, dtype is torch.bfloat16, finalize),
     )
 
 
@@ -340,49 +375,35 @@ def bgmv_moe(
     width = columns if output_dim is None else output_dim
     if width < columns:
         raise ArgumentError(f"bgmv_moe: output_dim must be at least {columns}, the columns of all slices, got {width}")
-    pairs = sorted_token_ids.shape[0]
-    out = torch.zeros(x.shape[0], width, dtype=torch.float32, device=x.device)
-    order, offsets = _pairs_by_token(sorted_token_ids, lora_indices.shape[0])
-    start = 0
+    order, offsets = _order_of_many(sorted_token_ids, lora_indices.shape[0])
+    of_pairs = (sorted_token_ids, expert_ids, lora_indices, None, topk_weights, order, offsets)
+    out = new_empty(x, x.dtype, x.shape[0], width)
+    pairs, features, start = sorted_token_ids.shape[0], x.shape[1], 0
     for a, b in zip(lora_a_weights, lora_b_weights, strict=True):
-        if a.dtype != x.dtype or b.dtype != x.dtype or a.shape[-1] != x.shape[1] or a.shape[2] != b.shape[3]:
+        shape_a, shape_b = a.shape, b.shape
+        if a.dtype != x.dtype or b.dtype != x.dtype or shape_a[-1] != features or shape_a[2] != shape_b[3]:
             raise ArgumentError(
-                f"bgmv_moe: banks must be (..., rank, {x.shape[1]}) and (..., rank) in {x.dtype}, got "
-                f"{tuple(a.shape)} in {a.dtype} and {tuple(b.shape)} in {b.dtype}"
+                f"bgmv_moe: banks must be (..., rank, {features}) and (..., rank) in {x.dtype}, got "
+                f"{tuple(shape_a)} in {a.dtype} and {tuple(shape_b)} in {b.dtype}"
             )
-        table = new_empty(x, torch.int64, 2, num_experts)
-        for row, bank in enumerate((a, b)):
-            _check_bank("bgmv_moe", bank, num_experts)
-            _write_addresses(table[row], bank)
-        low = torch.zeros(1, pairs, a.shape[2], dtype=torch.float32, device=x.device)
-        of_pairs = (sorted_token_ids, expert_ids, lora_indices)
-        _shrink(low, x, table[:1], *of_pairs, sorted_token_ids, a.stride(0))
-        starts = torch.full((1,), start, dtype=torch.int64, device=x.device)
-        is_bf16 = b.dtype is torch.bfloat16
-        _expand(
-            *(out, low, table[1:], *of_pairs, topk_weights, starts, order, offsets),
-            *(0, b.shape[2], b.stride(0), is_bf16, True, 1.0),
-        )
-        start += b.shape[2]
-    return out.to(x.dtype)
+        _check_bank("bgmv_moe", a, num_experts)
+        _check_bank("bgmv_moe", b, num_experts)
+        low, size = new_empty(x, torch.float32, 1, pairs, shape_a[2]), shape_b[2]
+        zeros = width - columns if start + size == columns else 0  # the last slice, or one before slices of no columns
+        _apply(out, low, x, a, b, *of_pairs, a.stride(0), b.stride(0), start, size, zeros, True, 1.0)
+        start += size
+    return out
 
 
-def _slot_pairs(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token and expert of each slot, int64."""
-    tokens, top_k = topk_ids.shape
-    ids = torch.arange(tokens, device=topk_ids.device).repeat_interleave(top_k)
-    return ids, topk_ids.reshape(-1).long()
-
-
-def _table(op: str, name: str, w_ptr: torch.Tensor, slices: Sequence[int]) -> torch.Tensor:
-    """Return a table with two dimensions, of one of so many slices."""
-    table = w_ptr if w_ptr.dim() == 2 else w_ptr.unsqueeze(0)
-    if w_ptr.dim() not in (1, 2) or table.shape[0] not in slices:
+def _slices(op: str, name: str, w_ptr: torch.Tensor, allowed: Sequence[int]) -> int:
+    """Return the slices of a table, which may have one dimension if there is one."""
+    slices = 1 if w_ptr.dim() == 1 else w_ptr.shape[0] if w_ptr.dim() == 2 else 0
+    if slices not in allowed:
         raise ArgumentError(
-            f"{op}: {name} must be (num_experts,) or (slices, num_experts) with {' or '.join(map(str, slices))} slices,"
-            f" got {tuple(w_ptr.shape)}"
+            f"{op}: {name} must be (num_experts,) or (slices, num_experts) with {' or '.join(map(str, allowed))} "
+            f"slices, got {tuple(w_ptr.shape)}"
         )
-    return table
+    return slices
 
 
 def _check_lora_dtype(op: str, lora_dtype: torch.dtype) -> None:
@@ -452,26 +473,18 @@ def bgmv_moe_gemm1_lora_delta(
     """
     op = "bgmv_moe_gemm1_lora_delta"
     _check_lora_dtype(op, lora_dtype)
-    table_a, table_b = _table(op, "w_ptr_a", w_ptr_a, (1, 2)), _table(op, "w_ptr_b", w_ptr_b, (1, 2))
-    if table_b.shape[0] < table_a.shape[0]:
+    slices_a, slices_b = _slices(op, "w_ptr_a", w_ptr_a, (1, 2)), _slices(op, "w_ptr_b", w_ptr_b, (1, 2))
+    if slices_b < slices_a:
         raise ArgumentError(f"{op}: w_ptr_b must have the two slices of w_ptr_a, got {tuple(w_ptr_b.shape)}")
     tokens, top_k = topk_ids.shape
-    token_ids, expert_ids = _slot_pairs(topk_ids)
-    of_pairs = (token_ids, expert_ids, lora_ids.long())
-    low = hidden_states.new_zeros(table_a.shape[0], token_ids.shape[0], rank, dtype=torch.float32)
-    _shrink(low, hidden_states.to(lora_dtype), table_a, *of_pairs, token_ids, lora_stride_a)
-    slices = table_b.shape[0]
-    if slices > low.shape[0]:
-        low = low.expand(slices, -1, -1).contiguous()
-    columns = 2 * intermediate_size // slices
-    starts = torch.arange(slices, device=low.device) * columns
-    out = hidden_states.new_zeros(tokens * top_k, 2 * intermediate_size, dtype=out_dtype)
-    is_bf16 = lora_dtype is torch.bfloat16
-    _expand(
-        *(out, low, table_b, *of_pairs, None, starts, None, None),
-        *(top_k, columns, lora_stride_b, is_bf16, False, float(scale)),
+    x = hidden_states if hidden_states.dtype is lora_dtype else hidden_states.to(lora_dtype)
+    low = new_empty(x, torch.float32, slices_a, tokens * top_k, rank)
+    out = new_empty(x, out_dtype, tokens, top_k, 2 * intermediate_size)
+    _apply(
+        *(out, low, x, w_ptr_a, w_ptr_b, None, _dense(topk_ids, _INDICES), _dense(lora_ids, _INDICES), None, None),
+        *(None, None, lora_stride_a, lora_stride_b, 0, 2 * intermediate_size // slices_b, 0, False, float(scale)),
     )
-    return out.view(tokens, top_k, -1)
+    return out
 
 
 @flashinfer_api(trace=bgmv_moe_gemm2_lora_delta_trace)
@@ -536,23 +549,21 @@ def bgmv_moe_gemm2_lora_delta(
     """
     op = "bgmv_moe_gemm2_lora_delta"
     _check_lora_dtype(op, lora_dtype)
-    table_a, table_b = _table(op, "w_ptr_a", w_ptr_a, (1,)), _table(op, "w_ptr_b", w_ptr_b, (1,))
+    for name, w_ptr in (("w_ptr_a", w_ptr_a), ("w_ptr_b", w_ptr_b)):
+        _slices(op, name, w_ptr, (1,))
     tokens, top_k = topk_ids.shape
-    rows = expanded_idx_to_permuted_idx.reshape(-1).long()
-    if rows.shape[0] != tokens * top_k:
+    if expanded_idx_to_permuted_idx.numel() != tokens * top_k:
         raise ArgumentError(
-            f"{op}: expanded_idx_to_permuted_idx must have {tokens * top_k} elements (topk_ids), got {rows.shape[0]}"
+            f"{op}: expanded_idx_to_permuted_idx must have {tokens * top_k} elements (topk_ids), got "
+            f"{expanded_idx_to_permuted_idx.numel()}"
         )
-    token_ids, expert_ids = _slot_pairs(topk_ids)
-    of_pairs = (token_ids, expert_ids, lora_ids.long())
-    x = gemm1_activation_output.to(lora_dtype)
-    low = x.new_zeros(1, tokens * top_k, rank, dtype=torch.float32)
-    _shrink(low, x, table_a, *of_pairs, rows, lora_stride_a)
-    out = x.new_zeros(tokens, hidden_size, dtype=out_dtype)
-    starts = torch.zeros(1, dtype=torch.int64, device=x.device)
-    weights = topk_weights.reshape(-1).float()
-    _expand(
-        *(out, low, table_b, *of_pairs, weights, starts, None, None),
-        *(top_k, hidden_size, lora_stride_b, lora_dtype is torch.bfloat16, True, float(scale)),
+    x = gemm1_activation_output
+    x = x if x.dtype is lora_dtype else x.to(lora_dtype)
+    rows, weights = _dense(expanded_idx_to_permuted_idx, _INDICES), _dense(topk_weights, (torch.float32,))
+    low = new_empty(x, torch.float32, 1, tokens * top_k, rank)
+    out = new_empty(x, out_dtype, tokens, hidden_size)
+    _apply(
+        *(out, low, x, w_ptr_a, w_ptr_b, None, _dense(topk_ids, _INDICES), _dense(lora_ids, _INDICES), rows, weights),
+        *(None, None, lora_stride_a, lora_stride_b, 0, hidden_size, 0, True, float(scale)),
     )
     return out

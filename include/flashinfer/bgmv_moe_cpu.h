@@ -49,11 +49,30 @@ inline bool AddPair(const BgmvExpandParams& p, int64_t slice, int64_t pair, floa
                     std::vector<float>& sums) {
   const W* const matrix = p.by.Matrix<W>(slice, pair);
   if (matrix == nullptr) return false;
-  const int64_t first = (slice * p.by.pairs + pair) * p.rank;
+  const int64_t first = slice * p.x_slice_stride + pair * p.rank;
   for (int64_t r = 0; r < p.rank; ++r) x[r] = NumberAt(p.x, first + r);
   for (int64_t i = 0; i < p.columns; ++i) sums[i] += weight * Dot(matrix + i * p.rank, x.data(), p.rank);
   return true;
 }
+
+/// Which pairs each token has, ascending.
+struct PairsByToken {
+  std::vector<int64_t> order,
+      offsets;  // as in BgmvExpandParams; empty: they are in the parameters, or follow from them
+
+  explicit PairsByToken(const BgmvExpandParams& p) {
+    const BgmvPairs& by = p.by;
+    if (!p.finalize || p.order != nullptr || !by.token_ids.exists()) return;
+    const auto is_token = [&](int64_t pair) { return by.token_ids[pair] >= 0 && by.token_ids[pair] < by.tokens; };
+    offsets.resize(by.tokens + 2);
+    for (int64_t i = 0; i < by.pairs; ++i) offsets[is_token(i) ? by.token_ids[i] + 2 : 0] += is_token(i);
+    for (int64_t t = 1; t < by.tokens + 2; ++t) offsets[t] += offsets[t - 1];
+    order.resize(by.pairs);
+    for (int64_t i = 0; i < by.pairs; ++i) {
+      if (is_token(i)) order[offsets[by.token_ids[i] + 1]++] = i;  // the next token's offset becomes its own
+    }
+  }
+};
 
 }  // namespace cpu
 
@@ -62,13 +81,13 @@ Status BgmvMoeShrink(const BgmvShrinkParams& p, Stream) {
   using namespace cpu;
   ParallelFor(p.by.slices * p.by.pairs, p.rank * p.columns, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t pair = i % p.by.pairs, row = p.x_rows == nullptr ? pair : p.x_rows[pair];
+      const int64_t pair = i % p.by.pairs, row = p.Row(pair);
       const W* const matrix = p.by.Matrix<W>(i / p.by.pairs, pair);
       if (matrix == nullptr || row < 0) continue;
       const W* const x = static_cast<const W*>(p.x) + row * p.x_stride;
       for (int64_t r = 0; r < p.rank; ++r) {
         const int64_t at = i * p.rank + r;
-        SetNumber(p.y, at, NumberAt(p.y, at) + Dot(matrix + r * p.columns, x, p.columns));
+        SetNumber(p.y, at, (p.overwrites ? 0.f : NumberAt(p.y, at)) + Dot(matrix + r * p.columns, x, p.columns));
       }
     }
   });
@@ -79,22 +98,31 @@ template <typename W>
 Status BgmvMoeExpand(const BgmvExpandParams& p, Stream) {
   using namespace cpu;
   const int64_t rows = p.finalize ? p.by.tokens : p.by.pairs;
+  const PairsByToken sorted(p);
+  const bool is_sorted_here = !sorted.offsets.empty();
+  const int64_t* const order = is_sorted_here ? sorted.order.data() : p.order;
+  const int64_t* const offsets = is_sorted_here ? sorted.offsets.data() : p.offsets;
   ParallelFor(p.by.slices * rows, p.rank * p.columns, [&](int64_t begin, int64_t end) {
     std::vector<float> x(p.rank), sums(p.columns);
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t slice = i / rows, row = i % rows, at = row * p.y_stride + p.slice_starts[slice];
+      const int64_t slice = i / rows, row = i % rows, at = row * p.y_stride + p.ColumnOf(slice, 0);
       std::fill(sums.begin(), sums.end(), 0.f);
+      bool is_served = false;
       if (!p.finalize) {
-        if (!AddPair<W>(p, slice, row, 1.f, x, sums)) continue;
-        for (int64_t c = 0; c < p.columns; ++c) SetNumber(p.y, at + c, p.scale * sums[c]);
-        continue;
+        is_served = AddPair<W>(p, slice, row, 1.f, x, sums);
+      } else {
+        const int64_t last = offsets == nullptr ? (row + 1) * p.by.top_k : offsets[row + 1];
+        for (int64_t j = offsets == nullptr ? row * p.by.top_k : offsets[row]; j < last; ++j) {
+          const int64_t pair = offsets == nullptr ? j : order[j];
+          is_served |= AddPair<W>(p, slice, pair, p.weights == nullptr ? 1.f : p.weights[pair], x, sums);
+        }
       }
-      const int64_t last = p.order == nullptr ? (row + 1) * p.top_k : p.offsets[row + 1];
-      for (int64_t j = p.order == nullptr ? row * p.top_k : p.offsets[row]; j < last; ++j) {
-        const int64_t pair = p.order == nullptr ? j : p.order[j];
-        AddPair<W>(p, slice, pair, p.weights == nullptr ? 1.f : p.weights[pair], x, sums);
+      if (!is_served && !p.overwrites) continue;
+      const bool is_added = p.finalize && !p.overwrites;
+      for (int64_t c = 0; c < p.columns; ++c) {
+        SetNumber(p.y, at + c, (is_added ? NumberAt(p.y, at + c) : 0.f) + p.scale * sums[c]);
       }
-      for (int64_t c = 0; c < p.columns; ++c) SetNumber(p.y, at + c, NumberAt(p.y, at + c) + p.scale * sums[c]);
+      for (int64_t c = p.columns; c < p.Width(slice); ++c) SetNumber(p.y, at + c, 0.f);
     }
   });
   return 0;

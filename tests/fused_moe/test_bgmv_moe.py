@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashinfer import fused_moe
 from flashinfer.fused_moe import (
@@ -20,6 +22,8 @@ from flashinfer.fused_moe import (
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates import bgmv_moe as templates
 
+from ..attention.launches import kernels
+from ..graphs import capture
 from .adapters import EXPERTS, LORAS, TOKENS, bank, pairs_of, table
 
 HALVES = [torch.float16, torch.bfloat16]
@@ -146,6 +150,11 @@ def test_views_of_banks(device):
     bgmv_moe_shrink(y, x, w_ptr, **by, lora_stride=stride)
     assert stride == a.stride(0)
     assert_close(y[0, 1], a[1, 3].float() @ x[4].float())
+    b = wide.flip(0)[:, :-1, 3 : 16 * 32 + 3].unflatten(2, (32, 16))  # both products, without a table
+    weights = torch.rand(18, device=device)
+    out = bgmv_moe(x, [a], [b], *by.values(), weights, EXPERTS)
+    assert_close(out, templates.bgmv_moe_trace.reference(x, a, b, *by.values(), weights))
+    assert torch.equal(out, bgmv_moe(x, [a], [b.contiguous()], *by.values(), weights, EXPERTS))
 
 
 def test_tables_keep_their_banks_alive(device):
@@ -190,15 +199,91 @@ def test_nothing(device):
     assert fused_moe.has_bgmv_moe() is True
 
 
-def test_compiles_to_one_graph(device):
-    a, b = bank(16, 48, device, torch.bfloat16), bank(48, 16, device, torch.bfloat16)
+def calls_of_both_products(device: str) -> dict[Any, tuple[Any, ...]]:
+    """Calls of the functions that launch both kernels, with arguments as an engine has them."""
+    hidden, inner, rank = 48, 40, 16
+    a, b = bank(rank, hidden, device, torch.bfloat16), bank(inner, rank, device, torch.bfloat16)
     (w_a, stride_a), (w_b, stride_b) = table(device, a, a), table(device, b, b)
-    ids = torch.randint(0, EXPERTS, (TOKENS, 2), device=device)
-    loras = torch.zeros(TOKENS, dtype=torch.int64, device=device)
-    x = torch.randn(TOKENS, 48, device=device).bfloat16()
-    call = (x, w_a, stride_a, w_b, stride_b, ids, loras, 16, 48)
-    compiled = torch.compile(bgmv_moe_gemm1_lora_delta, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(*call), bgmv_moe_gemm1_lora_delta(*call))
+    by, x = pairs_of(device), torch.randn(TOKENS, hidden, device=device).bfloat16()
+    ids = torch.randint(0, EXPERTS, (TOKENS, 2), device=device).int()
+    loras, rows = by["lora_indices"].int(), torch.randperm(2 * TOKENS, device=device).int()
+    weights, per_row = torch.rand(18, device=device), torch.randn(2 * TOKENS, hidden, device=device).bfloat16()
+    strides = (w_a[0], stride_a, w_b[0], stride_b)
+    return {
+        bgmv_moe: (x, [a, a], [b, b], *by.values(), weights, EXPERTS, 100),
+        bgmv_moe_gemm1_lora_delta: (x, w_a, stride_a, w_b, stride_b, ids, loras, rank, inner),
+        bgmv_moe_gemm2_lora_delta: (per_row, rows, *strides, ids, torch.rand_like(ids.float()), loras, rank, inner),
+    }
+
+
+def test_calls_are_two_launches_and_no_kernel_of_torch(device, monkeypatch):
+    """Check what a call costs: a native call per slice, two kernels each, and memory."""
+    module = sys.modules["flashinfer.fused_moe.bgmv_moe"]  # the function of that name hides it
+    native, launched = module._native_apply[device == "cuda"], []
+    monkeypatch.setitem(module._native_apply, device == "cuda", lambda *args: (launched.append(1), native(*args)))
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.add(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    for api, arguments in calls_of_both_products(device).items():
+        seen: set[str] = set()
+        launched.clear()
+        with Calls():
+            api(*arguments)
+        assert len(launched) == (2 if api is bgmv_moe else 1)  # two slices of bgmv_moe, which may differ in size
+        assert seen <= {"aten::empty", "aten::empty_strided", "aten::new_empty"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_graphs_and_kernels():
+    """Check that a capture works, and that the GPU runs two kernels for each slice and no other."""
+    for api, arguments in calls_of_both_products("cuda").items():
+        expected = api(*arguments)
+        graph, made = capture(lambda: api(*arguments))  # noqa: B023
+        made.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(made, expected)
+        names = kernels(lambda: api(*arguments))  # noqa: B023
+        assert len(names) == (4 if api is bgmv_moe else 2) and all("Bgmv" in name for name in names)
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+def test_pairs_of_a_token_are_found_in_their_order(device, monkeypatch, index_dtype):
+    """Check the same bits from pairs that the kernel searches and from pairs that were sorted before."""
+    module = sys.modules["flashinfer.fused_moe.bgmv_moe"]
+    by = {name: ids.to(index_dtype) for name, ids in pairs_of(device, 700).items()}
+    a, b = bank(16, 48, device, torch.bfloat16), bank(40, 16, device, torch.bfloat16)
+    x, weights = torch.randn(TOKENS, 48, device=device).bfloat16(), torch.rand(700, device=device)
+    out = bgmv_moe(x, [a], [b], *by.values(), weights, EXPERTS)
+    assert_close(out, templates.bgmv_moe_trace.reference(x, a, b, *by.values(), weights))
+    monkeypatch.setattr(module, "_SEARCHED_PAIRS", 0)
+    assert torch.equal(out, bgmv_moe(x, [a], [b], *by.values(), weights, EXPERTS))
+
+
+def test_few_pairs_of_many_tokens_and_views(device):
+    """Check tokens without pairs, and arguments that are copied first: another dtype, or not contiguous."""
+    w_a, stride_a = table(device, bank(8, 32, device, torch.bfloat16))
+    w_b, stride_b = table(device, bank(64, 8, device, torch.bfloat16))
+    ids = torch.randint(0, EXPERTS, (2, TOKENS), device=device).t()
+    rows, loras = torch.arange(2 * TOKENS, device=device), torch.arange(2 * TOKENS, device=device)[::2] % LORAS
+    x, weights = torch.randn(2 * TOKENS, 32, device=device), torch.rand(2, TOKENS, device=device).t().half()
+    call = (x, rows, w_a[0], stride_a, w_b[0], stride_b, ids, weights, loras, 8, 64)
+    out = bgmv_moe_gemm2_lora_delta(*call, out_dtype=torch.float32)
+    assert_close(out, templates.bgmv_moe_gemm2_lora_delta_trace.reference(*call, out_dtype=torch.float32), atol=1e-2)
+    none, no_weights = torch.zeros(0, dtype=torch.int64, device=device), torch.zeros(0, device=device)
+    a, b = bank(8, 32, device, torch.bfloat16), bank(64, 8, device, torch.bfloat16)
+    empty = bgmv_moe(x.bfloat16(), [a], [b], none, none, rows * 0, no_weights, EXPERTS, output_dim=70)
+    assert empty.shape == (2 * TOKENS, 70) and bool((empty == 0).all())
+
+
+@pytest.mark.parametrize("api", [bgmv_moe, bgmv_moe_gemm1_lora_delta, bgmv_moe_gemm2_lora_delta])
+def test_compiles_to_one_graph(device, api):
+    arguments = calls_of_both_products(device)[api]
+    compiled = torch.compile(api, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(*arguments), api(*arguments))
 
 
 def test_errors(device):
@@ -238,3 +323,41 @@ def test_errors(device):
         bgmv_moe_gemm1_lora_delta(
             x, w_ptr, stride, w_ptr, stride, ids, by["lora_indices"], 16, 8, lora_dtype=torch.float32
         )
+
+
+def test_errors_of_both_products(device):
+    """Check that what the launcher of both kernels refuses is named as the caller knows it."""
+    calls = calls_of_both_products(device)
+    call = dict(enumerate(calls[bgmv_moe]))
+    both = {
+        "bgmv_moe: expert_ids must be int32 or int64, got float32": {4: call[4].float()},
+        r"bgmv_moe: sorted_token_ids.shape\[0\] must be 18 \(expert_ids.shape\[0\]\), got 17": {3: call[3][1:]},
+        r"bgmv_moe: lora_indices.shape\[0\] must be 7 \(x.shape\[0\]\), got 6": {5: call[5][1:]},
+        "bgmv_moe: topk_weights must be float32, got float16": {6: call[6].half()},
+        "bgmv_moe: topk_weights must have 18 elements, got 17": {6: call[6][1:]},
+    }
+    for text, change in both.items():
+        with pytest.raises(ValueError, match=text):
+            bgmv_moe(*(call | change).values())
+    call = dict(enumerate(calls[bgmv_moe_gemm1_lora_delta]))
+    gemm1 = {
+        r"bgmv_moe_gemm1_lora_delta: hidden_states must have at least 7 rows .*, got 6": {0: call[0][1:]},
+        r"bgmv_moe_gemm1_lora_delta: w_ptr_a must be \(num_experts,\) or .* with 1 or 2 slices": {
+            1: call[1].repeat(2, 1)
+        },
+        "bgmv_moe_gemm1_lora_delta: w_ptr_b must have the two slices of w_ptr_a": {3: call[3][0]},
+        "bgmv_moe_gemm1_lora_delta: w_ptr_b must be int64, got int32": {3: call[3].int()},
+        "bgmv_moe_gemm1_lora_delta: lora_ids must have 1 dimension, got 2": {6: call[6][:, None]},
+    }
+    for text, change in gemm1.items():
+        with pytest.raises(ValueError, match=text):
+            bgmv_moe_gemm1_lora_delta(*(call | change).values())
+    call = dict(enumerate(calls[bgmv_moe_gemm2_lora_delta]))
+    gemm2 = {
+        "bgmv_moe_gemm2_lora_delta: expanded_idx_to_permuted_idx must have 14 elements": {1: call[1][1:]},
+        r"bgmv_moe_gemm2_lora_delta: lora_ids.shape\[0\] must be 7 .*, got 6": {8: call[8][1:]},
+        "bgmv_moe_gemm2_lora_delta: topk_weights must have 14 elements, got 7": {7: call[7][:, :1]},
+    }
+    for text, change in gemm2.items():
+        with pytest.raises(ValueError, match=text):
+            bgmv_moe_gemm2_lora_delta(*(call | change).values())
