@@ -26,7 +26,7 @@ def _torch_sort(ids: torch.Tensor) -> torch.Tensor:
 @case("moe_sort", cpu=CPU, cuda=CUDA)
 def sort(num_tokens: int, experts_top_k: tuple[int, int]) -> Bench:
     experts, top_k = experts_top_k
-    ids = make_random_topk_ids(experts, num_tokens, top_k, torch.device("cpu"))
+    ids = make_random_topk_ids(experts, num_tokens, top_k, torch.get_default_device())
     return Bench(
         run=lambda ids: moe_sort(ids, None, experts, top_k, tile_tokens_dim=64),
         args=(ids,),
