@@ -34,13 +34,11 @@ bool ActivatesInProduct(const LayerSizes& s, ActivationType type, bool use_sm90)
 
 /// Choose the elements of sums. Sums 1 are fp32, but for block-scaled layers, which are defined with bf16. Sums 2, of
 /// which a layer stores top_k rows per token, have the output's element on CUDA, because their traffic counts at every
-/// size. The general product has no factors of experts: sums of raw codes, which fp16 could not hold, stay fp32, and so do
-/// sums with a factor per row.
+/// size. The general product has no factors of experts: sums of raw codes, which fp16 could not hold, stay fp32.
 LayerSizes WithSums(LayerSizes s, ActivationType type, bool use_sm90, Element output) {
   s.sums1 = s.format == Format::kFp8Block ? Element::kBFloat16 : Element::kFloat32;
-  const bool is_scaled_later = RoundingOf(s.format, 2) == Rounding::kRows;
-  s.sums2 = !IS_CPU && (use_sm90 || s.format == Format::kPlain) && !is_scaled_later ? output : Element::kFloat32;
-  s.has_wide_codes = !IS_CPU && s.format >= Format::kMxfp4;
+  s.sums2 = !IS_CPU && (use_sm90 || s.format == Format::kPlain) ? output : Element::kFloat32;
+  s.has_wide_codes = !IS_CPU && s.format == Format::kInt4Fp8;
   s.has_sums1 = !ActivatesInProduct(s, type, use_sm90);
   return s;
 }

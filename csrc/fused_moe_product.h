@@ -81,7 +81,7 @@ class GroupedProduct {
     return true;
   }
 
-  /// Enqueue a product. Factors of experts that it has applied are removed from `d`.
+  /// Enqueue a product. Factors of experts and rows that it has applied are removed from `d`.
   void Multiply(const Operand& a, int index, const SortedPairs& pairs, Sums* d) const {
     if (!use_sm90_) {
       MultiplyGeneral(a, index, pairs, *d);
@@ -91,6 +91,8 @@ class GroupedProduct {
     p.d = d->data, p.d_stride = p.n, p.out = d->element;
     p.weight_factors = d->expert_factor;
     d->expert_factor = nullptr;
+    if (d->row_factor != nullptr) p.a_scale = {d->row_factor};
+    d->row_factor = nullptr;
     EnqueueSm90(&p, index);
   }
 

@@ -31,6 +31,7 @@ GemmConfig ChooseByRule(const GemmShape& x, int sms) {
 GemmShape ShapeOf(const W4Problem& p) {
   GemmShape x{p.ExpectedRows(), p.n, p.k, p.batch, Grouping::kPacked};
   x.is_gated = p.activation.is_active;
+  x.element_bytes = TakesE4M3(CODE) ? 1 : 2;
   return x;
 }
 

@@ -18,6 +18,8 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # numbers that e2m1 code
 #: Positions in a 16-bit word of the bits of each of its four codes, highest bit first, as in gemm/w4_layout.h.
 _E2M1_BITS = ((15, 8, 7, 6), (12, 5, 4, 3), (14, 11, 10, 9), (13, 2, 1, 0))
 _INT4_BITS = ((3, 2, 1, 0), (7, 6, 5, 4), (11, 10, 9, 8), (15, 14, 13, 12))
+#: Positions in a 32-bit word of the signs of codes that become e4m3.
+_SHIFTED_SIGNS = (3, 11, 19, 27, 7, 15, 23, 31)
 
 
 def _to_fragments(packed: torch.Tensor, bits: tuple[tuple[int, ...], ...]) -> torch.Tensor:
@@ -34,6 +36,18 @@ def _to_fragments(packed: torch.Tensor, bits: tuple[tuple[int, ...], ...]) -> to
         for i, position in enumerate(positions):
             halves |= ((code >> (3 - i)) & 1).int() << position
     return torch.stack((halves & 255, halves >> 8), dim=-1).to(torch.uint8).view(packed.shape)
+
+
+def _to_byte_fragments(packed: torch.Tensor) -> torch.Tensor:
+    """Reorder one matrix ``(n, k / 2)`` of e2m1 codes to the fragments of gemm/w4_layout.h that become e4m3."""
+    n, columns = packed.shape[0], packed.shape[1] * 2
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).view(n, columns)
+    # Row 16 a + 8 b + c, column 64 d + 32 e + 16 f + 4 g + h: block (a, d), lane (c, g), word (e, b), code (f, h).
+    split = codes.view(n // 16, 2, 8, columns // 64, 2, 2, 4, 4).permute(0, 3, 2, 6, 4, 1, 5, 7)
+    words = torch.zeros(split.shape[:-2], dtype=torch.int32, device=packed.device)
+    for i, code in enumerate(split.flatten(-2).int().unbind(-1)):
+        words |= (code & 7) << 4 * i | (code >> 3) << _SHIFTED_SIGNS[i]
+    return words.unsqueeze(-1).view(torch.uint8).view(packed.shape)
 
 
 def interleave_moe_weights_for_sm90_mixed_gemm(weight: torch.Tensor, quant_type: str = "fp4") -> torch.Tensor:
@@ -63,10 +77,12 @@ def interleave_moe_weights_for_sm90_mixed_gemm(weight: torch.Tensor, quant_type:
         raise ArgumentError(f"{op}: quant_type must be one of {', '.join(_TYPES)}, got {quant_type!r}")
     if weight.shape[1] % 16 or weight.shape[2] % 32:
         raise ArgumentError(f"{op}: n must be divisible by 16 and k by 64, got shape {tuple(weight.shape)}")
-    bits = _INT4_BITS if quant_type == "int4" else _E2M1_BITS
     out = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     for expert, matrix in enumerate(weight):
-        out[expert] = _to_fragments(matrix, bits)
+        if quant_type == "fp4_fp8":
+            out[expert] = _to_byte_fragments(matrix)
+        else:
+            out[expert] = _to_fragments(matrix, _INT4_BITS if quant_type == "int4" else _E2M1_BITS)
     return out
 
 

@@ -78,8 +78,8 @@ enum class Rounding : int {
   kRows,     // e4m3(x * q) with q = 448 / amax of the row; scales 1 / q
 };
 
-/// First operand of a product: (rows, columns), contiguous. With kColumns and kRows, `element` may be bf16: the e4m3 numbers
-/// are stored as bf16.
+/// First operand of a product: (rows, columns), contiguous. With kColumns, `element` may be bf16: the e4m3 numbers are stored
+/// as bf16.
 struct Operand {
   void* data;
   Element element;

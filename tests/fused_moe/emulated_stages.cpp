@@ -7,8 +7,8 @@ using namespace flashinfer;
 using namespace flashinfer::fused_moe;
 
 /// Sort pairs and permute tokens, in one launch (1), in two or three (2), or in two with a cluster (3), or sort pairs and
-/// quantise each token once (4); `x` has the fields in the order below. With scales, bf16 results are e4m3 numbers with a
-/// scale per row.
+/// quantise each token once (4), or permute with a scale per row (5); `x` has the fields in the order below. With scales,
+/// results are e4m3 numbers: bf16 ones without a factor, codes with scales of blocks or rows.
 EMULATION_EXPORT int sort_and_permute(int64_t launches, const int64_t* x) {
   const auto next = [&] { return *x++; };
   const auto ints = [&] { return reinterpret_cast<int32_t*>(*x++); };
@@ -25,7 +25,8 @@ EMULATION_EXPORT int sort_and_permute(int64_t launches, const int64_t* x) {
   p.output.data = reinterpret_cast<void*>(next()), p.output.element = Element(next());
   p.output.scales = reinterpret_cast<float*>(next()), p.output.scale_stride = s.pairs;
   p.output.rounding = p.output.scales == nullptr               ? Rounding::kElement
-                      : p.output.element == Element::kBFloat16 ? Rounding::kRows
+                      : p.output.element == Element::kBFloat16 ? Rounding::kColumns
+                      : launches == 5                          ? Rounding::kRows
                                                                : Rounding::kBlocks;
   std::vector<int32_t> workspace(MoeSortWorkspaceInts(s.pairs, s.num_experts));
   s.workspace = workspace.data(), s.has_clusters = launches == 3;

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flashinfer.trace.templates.gemm_blocks import to_e4m3_blocks
+from flashinfer.trace.templates.shared import to_fp8
 
 from ..emulation.build import Library, compile_emulated
 from .layers import BF16, E4M3, by_rows
@@ -95,16 +96,17 @@ def test_sort_by_several_blocks(library, launches):
     assert torch.equal(out[: len(order)], x[order // top_k])
 
 
-def test_wide_codes(library):
-    """e4m3 numbers with a scale per row, stored as bf16: the operands of four-bit weights."""
+@pytest.mark.parametrize("launches, element", [(5, E4M3), (2, BF16)], ids=["rows", "wide"])
+def test_codes_of_rows(library, launches, element):
+    """e4m3 codes with a scale per row, the operands of MXFP4 weights; e4m3 numbers stored as bf16, for int4 weights."""
     tokens, columns = 5, 272
     ids, x = torch.arange(tokens, dtype=torch.int32).view(tokens, 1), torch.randn(tokens, columns).to(BF16)
     x[2] = 0
-    tables = [torch.zeros(n, dtype=torch.int32) for n in (tokens + 1, tokens, tokens)]
-    out, scales = torch.full((tokens, columns), torch.nan, dtype=BF16), torch.zeros(tokens)
+    tables, scales = [torch.zeros(n, dtype=torch.int32) for n in (tokens + 1, tokens, tokens)], torch.ones(tokens)
+    out = torch.full((tokens, columns), 77, dtype=torch.float32).to(element)
     fields = [t.data_ptr() for t in (ids, *tables)] + [tokens, 1, 0, tokens]
-    fields += [x.data_ptr(), ELEMENTS[BF16], columns, out.data_ptr(), ELEMENTS[BF16], scales.data_ptr()]
+    fields += [x.data_ptr(), ELEMENTS[BF16], columns, out.data_ptr(), ELEMENTS[element], scales.data_ptr()]
     packed = (ctypes.c_int64 * len(fields))(*fields)
-    assert library.call("sort_and_permute", 2, ctypes.addressof(packed)) == 0
-    torch.testing.assert_close(out.float() * scales.view(-1, 1), by_rows(x), rtol=1e-6, atol=0)
-    assert torch.equal(out.float().to(E4M3).float(), out.float())
+    assert library.call("sort_and_permute", launches, ctypes.addressof(packed)) == 0
+    expected = by_rows(x) if element == E4M3 else to_fp8(x.float(), E4M3).float()
+    torch.testing.assert_close(out.float() * scales.view(-1, 1), expected, rtol=1e-6, atol=0)

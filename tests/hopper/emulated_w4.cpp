@@ -23,6 +23,7 @@ EMULATION_EXPORT int gemm_w4(int64_t type, int64_t tokens, int64_t weights, cons
     *values = static_cast<const float*>(pointer());
   }
   activation.bias = pointer();
+  g.a_scale.data = static_cast<const float*>(pointer());
   GemmConfig c;
   c.swapped = true, c.cluster = int(next()), c.blocks = int(next());
   c.enable_pdl = c.weights_first = c.groups_first = next() != 0;
@@ -42,7 +43,9 @@ EMULATION_EXPORT int gemm_w4(int64_t type, int64_t tokens, int64_t weights, cons
     CASE(E2M1, 256, 128)
     CASE(SHIFTED, 128, 8)
     CASE(SHIFTED, 128, 16)
+    CASE(SHIFTED, 128, 64)
     CASE(SHIFTED, 256, 32)
+    CASE(SHIFTED, 256, 128)
     CASE(INT4, 128, 16)
     CASE(INT4, 128, 64)
     CASE(INT4, 256, 64)
@@ -53,9 +56,9 @@ EMULATION_EXPORT int gemm_w4(int64_t type, int64_t tokens, int64_t weights, cons
 
 /// Return (weights * 1000 + tokens) * 16 + cluster of the rule, or of a tile that was measured; -1: of the rule.
 EMULATION_EXPORT int choose_w4(int64_t rows, int64_t groups, int64_t n, int64_t k, int64_t is_gated, int64_t tile,
-                               int64_t cluster) {
+                               int64_t cluster, int64_t is_e4m3) {
   GemmShape x{rows, n, k, groups, Grouping::kPacked};
-  x.is_gated = is_gated != 0;
+  x.is_gated = is_gated != 0, x.element_bytes = is_e4m3 != 0 ? 1 : 2;
   GemmConfig c = ChooseW4(x, 132);
   if (tile >= 0) UseW4Tile(x, W4_TILES[tile], int(cluster), &c);
   return (c.block_n * 1000 + c.block_m) * 16 + c.cluster;

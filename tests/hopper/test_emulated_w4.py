@@ -41,7 +41,7 @@ class Weights:
             scale = torch.exp2(raw.double() - (127 if type == E2M1 else 6))
         decoded = decode_int4(codes) if type == INT4 else decode_e2m1(codes)
         self.values = decoded.double() * scale.repeat_interleave(group, dim=-1)
-        self.codes = interleave_moe_weights_for_sm90_mixed_gemm(codes, "int4" if type == INT4 else "fp4")
+        self.codes = interleave_moe_weights_for_sm90_mixed_gemm(codes, ("fp4", "fp4_fp8", "int4")[type])
         self.scales = interleave_moe_scales_for_sm90_mixed_gemm(raw, group)
 
 
@@ -58,6 +58,7 @@ def run(
     out: torch.dtype = F32,
     gate: Optional[list[Optional[torch.Tensor]]] = None,
     factors: Optional[torch.Tensor] = None,
+    row_scales: Optional[torch.Tensor] = None,
     cluster: int = 1,
     blocks: int = 2,
     weights_first: bool = False,
@@ -68,13 +69,14 @@ def run(
     ``wide``: with tiles of 256 weights instead of 128.
     """
     rows = sum(counts)
-    a = torch.randn(rows + 1, weights.k).to(BF16)
+    a = torch.randn(rows + 1, weights.k)
     a[rows] = torch.nan
+    a = a.to(torch.float8_e4m3fn if weights.type == SHIFTED else BF16)
     groups = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
     d = torch.full((rows + 1, weights.n // 2 if gate else weights.n), torch.nan, dtype=out)
     fields = [address(x) for x in (a, weights.codes, d, weights.scales, groups)]
     fields += [rows + 1, weights.n, weights.k, weights.experts, OUTPUTS[out], gate is not None, address(factors)]
-    fields += [address(x) for x in gate or [None] * 4] + [cluster, blocks, weights_first]
+    fields += [address(x) for x in gate or [None] * 4] + [address(row_scales), cluster, blocks, weights_first]
     packed = (ctypes.c_int64 * len(fields))(*fields)
     assert library.call("gemm_w4", weights.type, tokens, 256 if wide else 128, ctypes.addressof(packed)) == 0
     assert d[rows].isnan().all()
@@ -137,11 +139,11 @@ def test_every_code_and_scale(library, tokens, wide):
 
 @pytest.mark.parametrize(
     "type, tokens, wide",
-    [(SHIFTED, 8, False), (SHIFTED, 16, False), (SHIFTED, 32, True)]
+    [(SHIFTED, 8, False), (SHIFTED, 16, False), (SHIFTED, 64, False), (SHIFTED, 32, True), (SHIFTED, 128, True)]
     + [(INT4, 16, False), (INT4, 64, False), (INT4, 64, True)],
 )
 def test_other_codes(library, type, tokens, wide):
-    """The int4 code times its scale is rounded to bf16."""
+    """Shifted codes multiply e4m3 tokens. The int4 code times its scale is rounded to bf16."""
     weights = Weights(type, 2, 128, 256)
     factors = torch.rand(2) + 0.5
     a, d = run(library, weights, tokens, [7, 20], factors=factors, blocks=1, wide=wide)
@@ -149,6 +151,22 @@ def test_other_codes(library, type, tokens, wide):
     close(d, expected, 1e-5 if type == SHIFTED else 2e-2)
     a, rounded = run(library, weights, tokens, [7, 20], factors=factors, out=torch.float16, wide=wide)
     assert rounded.isfinite().all()
+
+
+@pytest.mark.parametrize("tokens, wide, cluster", [(8, False, 3), (16, False, 1), (64, False, 2), (128, True, 1)])
+def test_scales_of_rows(library, tokens, wide, cluster):
+    """Every code with every offset of the exponent is an e4m3; scales of tokens, one of which is no number."""
+    weights, counts = Weights(SHIFTED, 2, 256, 640), [tokens + 3, 5]
+    assert weights.values.unique().numel() == 59  # 0, 2^-6 to 2^8, 1.5 times 2^-5 to 2^8
+    scales, factors = torch.rand(sum(counts) + 1) + 0.5, torch.rand(2) + 0.5
+    scales[2] = torch.nan
+    options = {"cluster": cluster, "blocks": 2 * cluster, "wide": wide, "factors": factors, "row_scales": scales}
+    a, d = run(library, weights, tokens, counts, **options)
+    factor = scales[: sum(counts)] * factors.repeat_interleave(torch.tensor(counts))
+    expected = products(weights, a, counts) * factor.double().view(-1, 1)
+    assert bool(d[2].isnan().all())
+    keep = [i for i in range(sum(counts)) if i != 2]
+    close(d[keep], expected[keep], 1e-5)
 
 
 def test_order_of_threads(library):
@@ -192,10 +210,18 @@ def test_gated(library, tokens, counts, cluster, n, wide):
 
 
 def choose(
-    library: Library, rows: int, groups: int, n: int, k: int, is_gated: bool, tile: int = -1, cluster: int = 1
+    library: Library,
+    rows: int,
+    groups: int,
+    n: int,
+    k: int,
+    is_gated: bool,
+    tile: int = -1,
+    cluster: int = 1,
+    is_e4m3: bool = False,
 ) -> tuple[int, int, int]:
     """Return tokens, weights and split of the rule, or of a tile that was measured."""
-    number = library.call("choose_w4", rows, groups, n, k, is_gated, tile, cluster)
+    number = library.call("choose_w4", rows, groups, n, k, is_gated, tile, cluster, is_e4m3)
     weights, tokens = divmod(number // 16, 1000)
     return tokens, weights, number % 16
 
@@ -209,6 +235,16 @@ def test_choice(library, rows, groups, chosen):
     """The tile takes all rows of most experts; those of GPT-OSS as measured. Few tiles are split over K."""
     *tile, split = choose(library, rows, groups, 5888, 2944, True)
     assert tuple(tile) == chosen and (split > 1) == (rows <= 4)
+
+
+@pytest.mark.parametrize(
+    "rows, groups, chosen",
+    [(4, 128, (8, 128)), (1024, 128, (16, 256)), (2048, 128, (32, 256)), (8192, 128, (80, 256))]
+    + [(16384, 128, (160, 128)), (65536, 128, (128, 256))],
+)
+def test_choice_for_e4m3(library, rows, groups, chosen):
+    """Decoding takes a smaller share of the time, so that small tiles of 256 weights are chosen earlier."""
+    assert choose(library, rows, groups, 5888, 2944, True, is_e4m3=True)[:2] == chosen
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of every tile for four-bit weights in layers of experts, in one run.
 
-python -m tests.hopper.tune_w4 [-k gpt_oss] [--tokens 64,1024] [--json FILE]
+python -m tests.hopper.tune_w4 [-k gpt_oss] [--kind mxfp4_fp8] [--tokens 64,1024] [--json FILE]
 
 Each tile is timed for each of the two products of a layer while the rule of gemm/w4_sm90.h chooses for the other one,
 after its results were compared with those of the rule. A line has the tiles that were fastest, and what the rule loses.
@@ -34,24 +34,32 @@ MODELS = {
     "olmoe": (64, 8, 2048, 1024),
 }
 TOKENS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
-KIND = "mxfp4"
+#: Kinds, and the largest error of a layer beside one with other tiles.
+MOST_ERROR = {"mxfp4": 5e-3, "mxfp4_fp8": 2e-2}
 
 
 class Layer:
     """A layer with random codes and scales, whose tokens are routed at random."""
 
-    def __init__(self, experts: int, top_k: int, hidden: int, inner: int) -> None:
+    def __init__(self, kind: str, experts: int, top_k: int, hidden: int, inner: int) -> None:
+        self.kind = kind
         shapes = ((2 * inner, hidden), (hidden, inner))
         draw = lambda low, high, *shape: torch.randint(low, high, shape, dtype=torch.uint8, device="cuda")  # noqa: E731
         self.experts, self.top_k, self.hidden = experts, top_k, hidden
         self.weights = [draw(0, 256, experts, n, k // 2) for n, k in shapes]
-        self.scales = [draw(118, 122, experts, n // 64, k // 128, 16, 16) for n, k in shapes]
+        bounds = (118, 122) if kind == "mxfp4" else (1, 13)
+        scales = [draw(*bounds, experts, n // 64, k // 128, 16, 16) for n, k in shapes]
+        if kind == "mxfp4_fp8":  # offsets of exponents, and a factor of each expert
+            folded = [(x.view(torch.int32), torch.full((experts,), 2.0**-11, device="cuda")) for x in scales]
+            scales = [*folded[0], torch.ones((), device="cuda"), *folded[1]]
+        self.scales = scales
 
     def call(self, tokens: int, out: torch.Tensor) -> Callable[[], Any]:
         scores, ids = torch.rand(tokens, self.experts, device="cuda").topk(self.top_k, dim=1)
         x = torch.randn(tokens, self.hidden, device="cuda").bfloat16()
         arguments = (x, ids.int(), scores.softmax(1), *self.weights, torch.bfloat16, self.scales)
-        return lambda: cutlass_fused_moe(*arguments, output=out, use_w4_group_scaling=True)
+        flags = {"use_w4_group_scaling": True, "use_wfp4afp8_humming": self.kind == "mxfp4_fp8"}
+        return lambda: cutlass_fused_moe(*arguments, output=out, **flags)
 
 
 def candidates(mean: float) -> list[int]:
@@ -62,19 +70,20 @@ def candidates(mean: float) -> list[int]:
 def measure(layer: Layer, tokens: int) -> dict[str, Optional[list[float]]]:
     """Return microseconds of the layer with each tile for product 1 and for product 2; "rule": with its own tiles."""
     out = torch.empty(tokens, layer.hidden, dtype=torch.bfloat16, device="cuda")
-    call, by_rule = layer.call(tokens, out), w4_product[KIND]
+    kind = layer.kind
+    call, by_rule = layer.call(tokens, out), w4_product[kind]
     call()
     expected = out.float()
     found: dict[str, Optional[list[float]]] = {"rule": [seconds(call) * 1e6]}
     for i in candidates(tokens * layer.top_k / layer.experts):
         times = []
         for tactics in (((i, 1), BY_RULE), (BY_RULE, (i, 1))):
-            w4_product[KIND] = _product_of(KIND, tactics, by_rule)
+            w4_product[kind] = _product_of(kind, tactics, by_rule)
             out.fill_(torch.nan)
             call()
-            is_close = (out.float() - expected).norm() <= 5e-3 * expected.norm()  # hidden values round to either side
-            times.append(seconds(call) * 1e6 if is_close else float("inf"))
-        w4_product[KIND] = by_rule
+            error = ((out.float() - expected).norm() / expected.norm()).item()  # hidden values round to either side
+            times.append(seconds(call) * 1e6 if error <= MOST_ERROR[kind] else float("inf"))
+        w4_product[kind] = by_rule
         found["{}x{}".format(*W4_TILES[i])] = times
     return found
 
@@ -82,6 +91,7 @@ def measure(layer: Layer, tokens: int) -> dict[str, Optional[list[float]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-k", default="", help="models whose names contain this")
+    parser.add_argument("--kind", choices=MOST_ERROR, default="mxfp4")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--json", help="write all times to this file")
     options = parser.parse_args()
@@ -89,7 +99,7 @@ def main() -> None:
     for name, sizes in MODELS.items():
         if options.k not in name:
             continue
-        layer = Layer(*sizes)
+        layer = Layer(options.kind, *sizes)
         for tokens in map(int, options.tokens.split(",")):
             found = results.setdefault(name, {})[tokens] = measure(layer, tokens)
             rule = found.pop("rule")[0]

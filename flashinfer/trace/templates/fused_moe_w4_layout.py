@@ -8,7 +8,15 @@ import torch
 
 from .quantization_blocks import scale_values
 
-__all__ = ["e2m1_weights", "int4_weights", "mxfp4_weights", "shifted_mxfp4_weights", "unfold_scales", "w4_codes"]
+__all__ = [
+    "e2m1_weights",
+    "int4_weights",
+    "mxfp4_weights",
+    "shifted_codes",
+    "shifted_mxfp4_weights",
+    "unfold_scales",
+    "w4_codes",
+]
 
 #: Bits of e2m1 codes 0 to 3 in a 16-bit word: the sign, and the lowest of the three of the magnitude.
 _E2M1_PLACES = ((15, 6), (12, 3), (14, 9), (13, 0))
@@ -30,6 +38,22 @@ def w4_codes(weight: torch.Tensor, is_int4: bool) -> torch.Tensor:
     return blocks.permute(0, 7, 2, 1, 4, 6, 3, 5).reshape(n, k)
 
 
+#: Bits of the signs of codes 0 to 7 in a 32-bit word; magnitudes are its nibbles.
+_SHIFTED_SIGNS = (3, 11, 19, 27, 7, 15, 23, 31)
+
+
+def shifted_codes(weight: torch.Tensor) -> torch.Tensor:
+    """Four-bit codes (n, k), uint8, of one expert's bytes (n, k / 2) that become e4m3."""
+    n, k = weight.shape[0], weight.shape[1] * 2
+    # Blocks of 16 rows and 64 columns; in each, lanes (8 rows, 4 of 16 columns) of words (32 columns, 8 rows), 4 bytes.
+    parts = weight.reshape(n // 16, k // 64, 8, 4, 2, 2, 4).long()
+    words = (parts << 8 * torch.arange(4, device=weight.device)).sum(dim=-1)
+    codes = [words >> 4 * i & 7 | (words >> sign & 1) << 3 for i, sign in enumerate(_SHIFTED_SIGNS)]
+    # Codes are those of 4 columns of the first and of the second 16.
+    blocks = torch.stack(codes, dim=-1).to(torch.uint8).reshape(n // 16, k // 64, 8, 4, 2, 2, 2, 4)
+    return blocks.permute(0, 5, 2, 1, 4, 6, 3, 7).reshape(n, k)
+
+
 def unfold_scales(scales: torch.Tensor, dtype: torch.dtype, group: int) -> torch.Tensor:
     """Scales (experts, rows, columns / group) of blocks of 64 rows and 128 columns; any view of their bytes will do."""
     experts, row_blocks, column_blocks = scales.shape[:3]
@@ -40,25 +64,23 @@ def unfold_scales(scales: torch.Tensor, dtype: torch.dtype, group: int) -> torch
     return split.permute(0, 1, 4, 3, 2, 5).reshape(experts, row_blocks * 64, column_blocks * per_block)
 
 
-def e2m1_weights(weights: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """e2m1 values times a number for each 32 columns; (experts, n, k)."""
-    table = torch.tensor(_E2M1_VALUES, device=weights.device)
-    return torch.stack(
-        [
-            table[w4_codes(weight, False).int()] * scale.repeat_interleave(32, dim=1)
-            for weight, scale in zip(weights, scales, strict=True)
-        ]
-    )
+def e2m1_weights(codes: list[torch.Tensor], scales: torch.Tensor) -> torch.Tensor:
+    """e2m1 values times a number for each 32 columns, of the codes (n, k) of each expert; (experts, n, k)."""
+    table = torch.tensor(_E2M1_VALUES, device=scales.device)
+    values = [table[x.int()] * s.repeat_interleave(32, dim=1) for x, s in zip(codes, scales, strict=True)]
+    return torch.stack(values)
 
 
 def mxfp4_weights(weights: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """e2m1 values times 2^(byte - 127)."""
-    return e2m1_weights(weights, scale_values(unfold_scales(scales, torch.uint8, 32), False))
+    numbers = scale_values(unfold_scales(scales, torch.uint8, 32), False)
+    return e2m1_weights([w4_codes(weight, False) for weight in weights], numbers)
 
 
 def shifted_mxfp4_weights(weights: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """e2m1 values times 2^(byte - 6), bytes 1 to 12: all of them are e4m3 numbers."""
-    return e2m1_weights(weights, torch.exp2(unfold_scales(offsets, torch.uint8, 32).float() - 6))
+    numbers = torch.exp2(unfold_scales(offsets, torch.uint8, 32).float() - 6)
+    return e2m1_weights([shifted_codes(weight) for weight in weights], numbers)
 
 
 def int4_weights(weights: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

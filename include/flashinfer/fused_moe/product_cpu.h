@@ -55,6 +55,13 @@ typedef uint32_t CodeVec __attribute__((vector_size(32)));  // 8 columns; the co
 typedef int32_t IntegerVec __attribute__((vector_size(32)));
 typedef float NumberVec __attribute__((vector_size(32)));
 
+/// Return e2m1 numbers of magnitudes below 8 and signs of one bit.
+inline NumberVec NumbersOfE2M1(const CodeVec& magnitude, const CodeVec& sign) {
+  const NumberVec small = __builtin_convertvector(IntegerVec(magnitude), NumberVec) * 0.5f;  // 0 and 0.5
+  const CodeVec large = (magnitude << 22) + (126u << 23), is_small = CodeVec(magnitude < 2);
+  return NumberVec(((CodeVec(small) & is_small) | (large & ~is_small)) ^ sign << 31);
+}
+
 /// Store the numbers that are code `i` of half words, times a scale.
 template <bool IS_INT4>
 inline void StoreNumbers(const CodeVec& halves, int i, float scale, float* to) {
@@ -62,13 +69,28 @@ inline void StoreNumbers(const CodeVec& halves, int i, float scale, float* to) {
   if constexpr (IS_INT4) {
     numbers = __builtin_convertvector(IntegerVec((halves >> 4 * i & 15) ^ 8) - 8, NumberVec);
   } else {
-    const CodeVec magnitude = halves >> gemm::E2M1_BITS[i][3] & 7, sign = (halves >> gemm::E2M1_BITS[i][0] & 1) << 31;
-    const NumberVec small = __builtin_convertvector(IntegerVec(magnitude), NumberVec) * 0.5f;  // 0 and 0.5
-    const CodeVec large = (magnitude << 22) + (126u << 23), is_small = CodeVec(magnitude < 2);
-    numbers = NumberVec(((CodeVec(small) & is_small) | (large & ~is_small)) ^ sign);
+    numbers = NumbersOfE2M1(halves >> gemm::E2M1_BITS[i][3] & 7, halves >> gemm::E2M1_BITS[i][0] & 1);
   }
   numbers *= scale;
   std::memcpy(to, &numbers, sizeof(numbers));
+}
+
+/// Decode the 64 columns of a row of a block of shifted codes, whose halves have a scale each. `i`: half of the block's rows.
+inline void DecodeShiftedBlock(const uint8_t* codes, int i, const float (&scales)[2], float* to) {
+  constexpr auto& S = gemm::SHIFTED_SIGNS;
+  constexpr CodeVec PLACES[2] = {{0, 4, 8, 12, 0, 4, 8, 12}, {16, 20, 24, 28, 16, 20, 24, 28}};
+  constexpr CodeVec SIGNS[2] = {{S[0], S[1], S[2], S[3], S[0], S[1], S[2], S[3]},
+                                {S[4], S[5], S[6], S[7], S[4], S[5], S[6], S[7]}};
+  for (int j = 0; j < 4; ++j) {  // 16 columns of two lanes each
+    uint32_t first, second;
+    std::memcpy(&first, codes + j % 2 * 32 + (j / 2 * 2 + i) * 4, 4);
+    std::memcpy(&second, codes + j % 2 * 32 + 16 + (j / 2 * 2 + i) * 4, 4);
+    const CodeVec words = {first, first, first, first, second, second, second, second};
+    for (int half = 0; half < 2; ++half) {  // of 32 columns
+      const NumberVec numbers = NumbersOfE2M1(words >> PLACES[half] & 7, words >> SIGNS[half] & 1) * scales[j / 2];
+      std::memcpy(to + j / 2 * 32 + half * 16 + j % 2 * 8, &numbers, sizeof(numbers));
+    }
+  }
 }
 
 /// Decode the 64 columns of a row of a block, whose halves have a scale each.
@@ -95,7 +117,13 @@ void DecodeRows(const Weights& w, int64_t expert, int64_t row, int64_t rows, flo
     for (int64_t k = 0; k < w.k; k += BLOCK, to += BLOCK) {
       const float scales[2] = {FoldedScale<IS_INT4>(w, expert, row, k / GROUP),
                                FoldedScale<IS_INT4>(w, expert, row, (k + BLOCK / 2) / GROUP)};
-      DecodeBlock<IS_INT4>(gemm::W4RowOf(codes, row, k, w.k), int(row % gemm::W4_BLOCK_ROWS / 8), scales, to);
+      const uint8_t* const block = gemm::W4RowOf(codes, row, k, w.k);
+      const int i = int(row % gemm::W4_BLOCK_ROWS / 8);
+      if (w.format == Format::kMxfp4Fp8) {
+        DecodeShiftedBlock(block, i, scales, to);
+      } else {
+        DecodeBlock<IS_INT4>(block, i, scales, to);
+      }
     }
   }
 }

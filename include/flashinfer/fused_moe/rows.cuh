@@ -110,7 +110,7 @@ __device__ __forceinline__ void WriteRows(const Operand& to, const Rows& for_eac
     }
     if (!has_columns) continue;
     const uint32_t codes = FourCodes(x, q);
-    if (ROUNDING != Rounding::kBlocks && ROUNDING != Rounding::kFactor && to.element == Element::kBFloat16) {
+    if (ROUNDING == Rounding::kColumns && to.element == Element::kBFloat16) {
       const uint2 wide = WideCodes(codes);
       for_each_row([&](int64_t row) {
         *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(to.data) + row * to.columns + column) = wide;

@@ -18,8 +18,7 @@ struct LayerSizes {
   Element sums1, sums2;   // element types of the sums of both products
   bool has_sums1 = true;  // false: product 1 applies the activation
   bool has_wide_codes =
-      false;  // operands of e4m3 numbers are bf16, as the products with four-bit weights on CUDA take them
-
+      false;          // operands of e4m3 numbers are bf16, as the products with int4 weights on CUDA take them
   int64_t ranks = 1;  // ranks that share the experts of the pairs
   int64_t pairs() const { return tokens * top_k; }
   /// Return how many pairs are expected to have an expert of this rank.

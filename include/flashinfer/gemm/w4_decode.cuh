@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four-bit weights to bf16 in registers, as fragments of the A operand of wgmma; order of the codes in w4_layout.h.
+// Four-bit weights to bf16 or e4m3 in registers, as fragments of the A operand of wgmma; order of the codes in w4_layout.h.
 //
 // e2m1: the sign at bit 15 and the magnitude at bits 8 to 6 of a bf16 are the code's value times 2^-126, so one
 // multiplication by 2^(126 + exponent) gives the scaled value (bf16 multiplications keep subnormals). int4: the bits of
-// 128 + (code + 8), minus 136, times the scale, which is the only rounding.
+// 128 + (code + 8), minus 136, times the scale, which is the only rounding. Shifted e2m1: each scale has a table of eight e4m3
+// bytes, in which four magnitudes are looked up at once.
 #pragma once
 #include "../ptx/math.cuh"
 #include "w4_layout.h"
@@ -13,9 +14,6 @@ namespace gemm {
 
 /// Bytes of the scales of 64 rows by 128 columns.
 FLASHINFER_HD constexpr int ScaleBytes(WeightCode type) { return type == WeightCode::kInt4 ? 128 : 256; }
-
-/// Factor of sums that decoded weights leave out, so that the factor of shifted codes is a bf16.
-FLASHINFER_HD constexpr float LeftOutFactor(WeightCode type) { return type == WeightCode::kShiftedE2M1 ? 4096.f : 1.f; }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -31,7 +29,10 @@ __device__ __forceinline__ void SpreadE2M1(uint32_t word, uint32_t (&to)[4]) {
 
 /// Scales of two rows (lane / 4 and lane / 4 + 8 of a warp's 16) and 128 columns, and decoding with them.
 template <WeightCode TYPE>
-class FragmentDecoder {
+class FragmentDecoder;
+
+template <>
+class FragmentDecoder<WeightCode::kE2M1> {
  public:
   /// Read from the folded scales of the warpgroup's 64 rows in shared memory.
   __device__ __forceinline__ explicit FragmentDecoder(const unsigned char* scales) {
@@ -45,28 +46,24 @@ class FragmentDecoder {
   __device__ __forceinline__ FragmentDecoder(uint32_t first, uint32_t second) : bytes_{first, second} {}
 
   /// Find scales above 2, for Decode. Called by all lanes.
-  __device__ __forceinline__ void FindLarge() {
-    if (TYPE == WeightCode::kE2M1) is_large_ = __any_sync(~0u, HasLarge(bytes_[0] | bytes_[1]));
-  }
+  __device__ __forceinline__ void FindLarge() { is_large_ = __any_sync(~0u, HasLarge(bytes_[0] | bytes_[1])); }
 
   /// Return true if one of four scales is above 2, so that DecodeAs<true> is needed.
-  __device__ __forceinline__ static bool HasLarge(uint32_t bytes) {
-    return TYPE == WeightCode::kE2M1 && (bytes & 0x80808080u) != 0;
-  }
+  __device__ __forceinline__ static bool HasLarge(uint32_t bytes) { return (bytes & 0x80808080u) != 0; }
 
   /// Decode the words of 64 columns; half: 0 or 1 of the 128 columns. `from`: where the words are in shared memory, which
   /// large scales read again so that words need no registers until then.
   __device__ __forceinline__ void Decode(const uint4& words, const unsigned char* from, int half,
                                          uint32_t (&to)[4][4]) const {
     DecodeHalf<false>(words, half, to);
-    if (TYPE == WeightCode::kE2M1 && is_large_) DecodeHalf<true>(*reinterpret_cast<const uint4*>(from), half, to);
+    if (is_large_) DecodeHalf<true>(*reinterpret_cast<const uint4*>(from), half, to);
   }
 
   /// Decode the two words of group 0 to 3 of 32 columns. MAY_BE_LARGE: false if HasLarge() is false.
   template <bool MAY_BE_LARGE>
   __device__ __forceinline__ void DecodeGroup(uint32_t x, uint32_t y, int group, uint32_t (&to)[2][4]) const {
     Multiply<MAY_BE_LARGE>(x, y, group, to);
-    if constexpr (TYPE == WeightCode::kE2M1 && MAY_BE_LARGE) {
+    if constexpr (MAY_BE_LARGE) {
       MultiplyLarge(group, to[0]);
       MultiplyLarge(group, to[1]);
     }
@@ -95,10 +92,9 @@ class FragmentDecoder {
   }
 
   __device__ __forceinline__ uint32_t Byte(int h, int group) const { return __byte_perm(bytes_[h], 0, 0x4440 + group); }
-  /// Return a pair of 2^(byte - 1), or for shifted codes 2^(byte + 108): exponents 126 + s - 127 and 126 + s - 6 - 12.
+  /// Return a pair of 2^(byte - 1): exponent 126 + s - 127.
   template <bool MAY_BE_LARGE>
   __device__ __forceinline__ static uint32_t Factor(uint32_t byte) {
-    if (TYPE == WeightCode::kShiftedE2M1) return byte * 0x00800080u + 0x75807580u;
     return (MAY_BE_LARGE ? min(byte, 128u) : byte) * 0x00800080u + 0x3F003F00u;
   }
   /// Multiply by what Factor() left out of scales above 2; 255 is NaN. No trained layer has them.
@@ -150,6 +146,35 @@ class FragmentDecoder<WeightCode::kInt4> {
   }
 
   uint32_t both_;
+};
+
+/// Decodes to e4m3, exactly.
+template <>
+class FragmentDecoder<WeightCode::kShiftedE2M1> {
+ public:
+  __device__ __forceinline__ explicit FragmentDecoder(const unsigned char* scales) {
+    const int warp = int(threadIdx.x) % 128 / 32, row = int(threadIdx.x) % 32 / 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) bytes_[h] = *reinterpret_cast<const uint32_t*>(scales + (row + 8 * h) * 16 + warp * 4);
+  }
+
+  /// Decode the words of 64 columns, half 0 or 1 of the 128: a fragment of e4m3 for each 32.
+  __device__ __forceinline__ void Decode(const uint4& words, const unsigned char*, int half,
+                                         uint32_t (&to)[2][4]) const {
+    DecodeWord(words.x, 0, 2 * half, to[0][0], to[0][2]), DecodeWord(words.y, 1, 2 * half, to[0][1], to[0][3]);
+    DecodeWord(words.z, 0, 2 * half + 1, to[1][0], to[1][2]), DecodeWord(words.w, 1, 2 * half + 1, to[1][1], to[1][3]);
+  }
+
+ private:
+  /// Decode the codes of row h: four columns each. The table has 0, 0.5, 1, 1.5 and 2, 3, 4, 6, times 2^(byte - 6).
+  __device__ __forceinline__ void DecodeWord(uint32_t word, int h, int group, uint32_t& first, uint32_t& second) const {
+    const uint32_t byte = __byte_perm(bytes_[h], 0, 0x4440 + group), places = word & 0x77777777u;
+    const uint32_t small = byte * 0x08080800u + 0x0C080000u, large = byte * 0x08080808u + 0x1C181410u;
+    first = __byte_perm(small, large, places) | (word << 4 & 0x80808080u);
+    second = __byte_perm(small, large, places >> 16) | (word & 0x80808080u);
+  }
+
+  uint32_t bytes_[2];
 };
 
 #endif

@@ -7,6 +7,10 @@
 // / 8) of the fragment has two columns 2 (l % 4) + {0, 1}; the codes of even columns are in the low half of the word and
 // those of odd columns in the high half. In a half, int4 code i has bits 4 i to 4 i + 3. The bits of e2m1 codes are where
 // few instructions move them to their place in a 16-bit number (w4_decode.cuh).
+//
+// Shifted e2m1 codes become e4m3, of which a register has four columns: word 2 s + h has row l / 4 + 8 h and, as code n, column
+// 32 s + 16 (n / 4) + 4 (l % 4) + n % 4. Magnitudes are the low bits of nibbles, with which an instruction looks up four e4m3;
+// signs are the high bits of nibbles, in the order of SHIFTED_SIGNS.
 #pragma once
 #include <cstdint>
 
@@ -28,8 +32,15 @@ constexpr int W4_BLOCK_ROWS = 16, W4_BLOCK_COLUMNS = 64, W4_BLOCK_BYTES = 512;
 /// mixed_weights.py with the same table.
 constexpr int E2M1_BITS[4][4] = {{15, 8, 7, 6}, {12, 5, 4, 3}, {14, 11, 10, 9}, {13, 2, 1, 0}};
 
+/// Positions of the signs of shifted codes 0 to 7: few instructions move those of four codes to the highest bits of bytes.
+constexpr int SHIFTED_SIGNS[8] = {3, 11, 19, 27, 7, 15, 23, 31};
+
+/// Return true if tokens are e4m3 codes, which products multiply as they are. Others are bf16.
+FLASHINFER_HD constexpr bool TakesE4M3(WeightCode type) { return type == WeightCode::kShiftedE2M1; }
+
 /// Return the address of the codes of `row` in the block of columns at `column` of a matrix with k columns: 16 words, of which
-/// word 4 l + j is that of lane l. Row r + 8 i of a block, r < 8, has codes i and i + 2 of each half word.
+/// word 4 l + j is that of lane l. Row r + 8 i of a block, r < 8, has codes i and i + 2 of each half word, or, of shifted codes,
+/// words i and i + 2 of each lane.
 inline const uint8_t* W4RowOf(const uint8_t* data, int64_t row, int64_t column, int64_t k) {
   const int64_t block = row / W4_BLOCK_ROWS * (k / W4_BLOCK_COLUMNS) + column / W4_BLOCK_COLUMNS;
   return data + block * W4_BLOCK_BYTES + row % 8 * 64;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operands of products with four-bit weights: parameters, and loads by TMA of packed weights, their scales and tokens to a
 // ring, 128 of K per stage.
-//   stage: tokens (2 slabs of 64 of K) | codes of 64 rows, of 64 more ... (4 strips x 1 KB); scales in an array of their own
+//   stage: tokens (2 slabs of 64 of K, or one of 128 of e4m3) | codes of 64 rows, of 64 more ... (4 strips x 1 KB); scales in an array of their own
 //   a load brings codes of all rows, another their scales, others BOX_TOKENS tokens by BOX_SLABS slabs each
 #pragma once
 #include "../ptx/elect.cuh"
@@ -13,6 +13,10 @@ namespace flashinfer {
 namespace gemm {
 
 constexpr int W4_BLOCK_K = 128;
+
+/// Slabs of 128 bytes that a token has per stage.
+FLASHINFER_HD constexpr int W4Slabs(WeightCode type) { return TakesE4M3(type) ? 1 : 2; }
+
 constexpr int W4_RASTER = 8;                                   // tiles of tokens whose weights are read together
 constexpr int W4_GROUP_ROWS = 64;                              // rows of weights of a warpgroup
 constexpr int W4_STRIPS = 4;                                   // strips of 16 rows per warpgroup
@@ -48,7 +52,7 @@ class W4Loads {
     constexpr int BLOCKS = Traits::WEIGHTS / W4_GROUP_ROWS;
     block_ = (is_gated ? BLOCKS / 2 : BLOCKS) * tile.n_tile;
     batch_ = is_gated ? 2 * tile.weight_batch : tile.weight_batch;
-    bytes_ = Traits::CODE_BYTES + Traits::SCALE_BYTES + 2 * boxes_ * Traits::BOX_TOKENS * SLAB_K_BYTES;
+    bytes_ = Traits::CODE_BYTES + Traits::SCALE_BYTES + Traits::SLABS * boxes_ * Traits::BOX_TOKENS * SLAB_K_BYTES;
   }
 
   /// Wait until a stage may be written, and load weights of block kb of K to it. Called by one lane, like LoadTokens().
@@ -68,9 +72,9 @@ class W4Loads {
     for (int box = 0; box < Traits::TOKENS / Traits::BOX_TOKENS; ++box) {
       if (box > 0 && box >= boxes_) break;
 #pragma unroll
-      for (int slab = 0; slab < 2; slab += Traits::BOX_SLABS) {
+      for (int slab = 0; slab < Traits::SLABS; slab += Traits::BOX_SLABS) {
         ptx::LoadBox(to + slab * Traits::SLAB_BYTES + box * BOX_BYTES, &params_.gemm.tokens, full, 0,
-                     row_ + box * Traits::BOX_TOKENS, 2 * kb + slab, keep_);
+                     row_ + box * Traits::BOX_TOKENS, Traits::SLABS * kb + slab, keep_);
       }
     }
   }
@@ -149,21 +153,28 @@ struct W4Rows {
 
 /// Scale, activate and store the sums of a tile. add(finish) calls finish(fragment number, sums) for each fragment that this
 /// block stores. Called by all threads of the warpgroups that have the sums; `swap`: that of the pair of warpgroups.
-template <WeightCode TYPE, int WEIGHTS, typename Add>
+template <typename Traits, typename Add>
 __device__ __forceinline__ void StoreW4(const GemmParams& p, const Tile& tile, HalvesSwap& swap,
-                                        const W4Rows<WEIGHTS>& rows, const Add& add) {
-  constexpr float LEFT_OUT = LeftOutFactor(TYPE);
+                                        const W4Rows<Traits::WEIGHTS>& rows, const Add& add) {
   const int column = rows.Column(p, tile);
   if (p.activation.is_active) {
-    const GateConstants constants(p, tile.weight_batch, LEFT_OUT);
+    const GateConstants constants(p, tile.weight_batch, 1.f);
     add([&](int j, float (&sum)[4]) {
       if (tile.row + 8 * j >= tile.end_row) return;  // the same in both warpgroups
       StoreGatedTokens(p, sum, swap, constants, rows.Half(), column, tile, tile.row + 8 * j);
     });
   } else {
-    const float factor = LEFT_OUT * WeightFactor(p, tile);
+    const float factor = WeightFactor(p, tile);
     add([&](int j, float (&sum)[4]) {
-      if (tile.row + 8 * j < tile.end_row) StoreTokens(p, sum, factor, column, tile, tile.row + 8 * j);
+      if (tile.row + 8 * j >= tile.end_row) return;
+      if (Traits::IS_E4M3 && p.token_scale.data != nullptr) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int token = tile.row + 8 * j + 2 * (int(threadIdx.x) % 4) + i % 2;
+          if (token < tile.end_row) sum[i] *= p.token_scale.data[token];
+        }
+      }
+      StoreTokens(p, sum, factor, column, tile, tile.row + 8 * j);
     });
   }
 }
@@ -184,15 +195,16 @@ inline cudaError_t EncodeBlocks(CUtensorMap* map, const void* data, int64_t word
   return hopper::FindTensorMap(map, t);
 }
 
-/// Encode the map of tokens as (slabs of 64 columns, rows, 64), so that one load brings several slabs, one after the other.
-inline cudaError_t EncodeSlabs(CUtensorMap* map, const void* data, int64_t columns, int64_t rows, int64_t stride,
-                               int box_rows, int box_slabs) {
-  constexpr int COLUMNS = SLAB_K_BYTES / 2;
+/// Encode the map of tokens as (slabs of 128 bytes of columns, rows, columns of a slab), so that one load brings several slabs,
+/// one after the other. Elements have `bytes` bytes.
+inline cudaError_t EncodeSlabs(CUtensorMap* map, const void* data, int bytes, int64_t columns, int64_t rows,
+                               int64_t stride, int box_rows, int box_slabs) {
+  const int slab_columns = SLAB_K_BYTES / bytes;
   hopper::TensorBox t;
-  t.data = data, t.element_bytes = 2;
-  t.size[0] = COLUMNS, t.size[1] = rows, t.size[2] = columns / COLUMNS;
-  t.stride_bytes[0] = stride * 2, t.stride_bytes[1] = SLAB_K_BYTES;
-  t.box[0] = COLUMNS, t.box[1] = box_rows, t.box[2] = box_slabs;
+  t.data = data, t.element_bytes = bytes;
+  t.size[0] = slab_columns, t.size[1] = rows, t.size[2] = columns / slab_columns;
+  t.stride_bytes[0] = stride * bytes, t.stride_bytes[1] = SLAB_K_BYTES;
+  t.box[0] = slab_columns, t.box[1] = box_rows, t.box[2] = box_slabs;
   return hopper::FindTensorMap(map, t);
 }
 
@@ -201,7 +213,8 @@ cudaError_t FillW4Params(W4Params* params, const W4Problem& x, const GemmConfig&
   GemmParams* const p = &params->gemm;
   const int64_t k_blocks = x.k / W4_BLOCK_K;
   const bool is_gated = x.activation.is_active;
-  cudaError_t status = EncodeSlabs(&p->tokens, x.a, x.k, x.m, x.a_stride, Traits::BOX_TOKENS, Traits::BOX_SLABS);
+  constexpr int BYTES = TakesE4M3(Traits::TYPE) ? 1 : 2;
+  cudaError_t status = EncodeSlabs(&p->tokens, x.a, BYTES, x.k, x.m, x.a_stride, Traits::BOX_TOKENS, Traits::BOX_SLABS);
   if (status != cudaSuccess) return status;
   const int64_t blocks = x.n / W4_GROUP_ROWS;
   constexpr int BOX_BLOCKS = Traits::WEIGHTS / W4_GROUP_ROWS;
@@ -217,6 +230,7 @@ cudaError_t FillW4Params(W4Params* params, const W4Problem& x, const GemmConfig&
   t.n_tiles = int(CeilDiv(x.n, Traits::WEIGHTS));
   t.raster = W4_RASTER;
   p->d = x.d, p->d_stride = x.d_stride, p->weight_factors = x.weight_factors, p->activation = x.activation;
+  p->token_scale = x.a_scale;
   p->n = int(is_gated ? x.n / 2 : x.n), p->k_blocks = int(k_blocks);
   p->cluster = c.cluster, p->out = x.out;
   p->read_weights_once = x.m <= x.batch * Traits::TOKENS;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// GEMM of bf16 tokens with four-bit weights: weights are the M side of wgmma, as fragments in registers, and tokens the N
+// GEMM of bf16 or e4m3 tokens with four-bit weights: weights are the M side of wgmma, as fragments in registers, and tokens the N
 // side. TMA loads packed weights, their scales and tokens to a ring, 128 of K per stage; each consumer warpgroup decodes
 // 64 rows of weights, 64 of K at a time, while the tensor cores multiply the 64 before.
 //   d[token][row] = sum over k of a[token][k] * code[row][k] * scale[row][k / group]
-//   stage: tokens (2 slabs of TOKENS x 64) | codes of warpgroup 0, of 1 ... (4 strips x 1 KB); scales in an array of their own
+//   stage: tokens (2 slabs of TOKENS x 64, or one of TOKENS x 128 of e4m3) | codes of warpgroup 0, of 1 ... (4 strips x 1 KB); scales in an array of their own
 //   a tile of 128 weights has two consumer warpgroups; one of 256 has four, of which some decode while others multiply, and
 //   reads tokens half as often, but does not split K
 //   bound by decoding for few tokens and by products for 128; they overlap (docs/performance/moe.md)
@@ -19,12 +19,16 @@ template <WeightCode TYPE_, int TOKENS_, int WEIGHTS_>
 struct W4Traits {
   static constexpr WeightCode TYPE = TYPE_;
   static constexpr int TOKENS = TOKENS_, WEIGHTS = WEIGHTS_, GROUPS = WEIGHTS / W4_GROUP_ROWS;  // consumer warpgroups
+  static constexpr bool IS_E4M3 = TakesE4M3(TYPE);
+  static constexpr ptx::WgmmaType PRODUCT = IS_E4M3 ? ptx::WgmmaType::kE4m3 : ptx::WgmmaType::kBf16;
+  static constexpr int STEPS = IS_E4M3 ? 2 : 4;  // products of 64 of K
   // Halves of a stage whose fragments a thread keeps: with one, the next half is decoded when products have ended.
-  static constexpr int FRAGMENT_BUFFERS = (WEIGHTS > W4_WEIGHTS && TOKENS > 64) ? 1 : 2;
+  static constexpr int FRAGMENT_BUFFERS = (WEIGHTS > W4_WEIGHTS && TOKENS > 64 && !IS_E4M3) ? 1 : 2;
   // Tokens of a load; those that no row needs are left out.
   static constexpr int BOX_TOKENS = TOKENS % 64 == 0 ? 64 : TOKENS % 32 == 0 ? 32 : TOKENS;
-  static constexpr int BOX_SLABS = BOX_TOKENS == TOKENS ? 2 : 1;  // slabs of a load
-  static constexpr int SLAB_BYTES = TOKENS * SLAB_K_BYTES, TOKEN_BYTES = 2 * SLAB_BYTES;
+  static constexpr int SLABS = W4Slabs(TYPE), BOX_SLABS = BOX_TOKENS == TOKENS ? SLABS : 1;  // of a stage, of a load
+  static constexpr int SLAB_BYTES = TOKENS * SLAB_K_BYTES, TOKEN_BYTES = SLABS * SLAB_BYTES;
+  static constexpr int HALF_BYTES = IS_E4M3 ? SLAB_K_BYTES / 2 : SLAB_BYTES;  // distance of 64 of K and the next 64
   static constexpr int CODE_BYTES = GROUPS * W4_CODE_BYTES;
   static constexpr int STAGE_BYTES = TOKEN_BYTES + CODE_BYTES;
   static constexpr int SCALE_BYTES = GROUPS * ScaleBytes(TYPE);
@@ -59,7 +63,7 @@ template <typename Traits>
 __device__ __forceinline__ void SumPacked(float (&acc)[Traits::TOKENS / 2], const hopper::Ring<Traits::STAGES>& ring,
                                           hopper::RingPosition<Traits::STAGES>& at, const W4Stage& from, int k_blocks) {
   constexpr int BUFFERS = Traits::FRAGMENT_BUFFERS;
-  uint32_t fragments[BUFFERS][4][4];
+  uint32_t fragments[BUFFERS][Traits::STEPS][4];
   int previous = 0;
   for (int kb = 0; kb < k_blocks; ++kb) {
     ring.WaitFull(at);
@@ -75,10 +79,10 @@ __device__ __forceinline__ void SumPacked(float (&acc)[Traits::TOKENS / 2], cons
       decoder.Decode(words, from_codes, half, fragments[half % BUFFERS]);
       ptx::WgmmaFence();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        ptx::Wgmma<ptx::WgmmaType::kBf16, Traits::TOKENS>::Run(
+      for (int k = 0; k < Traits::STEPS; ++k) {
+        ptx::Wgmma<Traits::PRODUCT, Traits::TOKENS>::Run(
             acc, fragments[half % BUFFERS][k],
-            hopper::AdvanceDescriptor(tokens, half * Traits::SLAB_BYTES + k * hopper::WGMMA_K_BYTES),
+            hopper::AdvanceDescriptor(tokens, half * Traits::HALF_BYTES + k * hopper::WGMMA_K_BYTES),
             kb > 0 || half > 0 || k > 0);
       }
       ptx::WgmmaCommit();
@@ -114,7 +118,7 @@ class W4Consumer {
     float acc[TOKENS / 2];
     SumPacked<Traits>(acc, ring_, at, stage_, part.end - part.first);
     if (p_.cluster > 1 && turn_ == 0) ptx::ClusterWait();  // barriers of the other blocks are initialised
-    StoreW4<Traits::TYPE>(p_, part.tile, swap_, rows_, [&](const auto& finish) { Add(acc, finish); });
+    StoreW4<Traits>(p_, part.tile, swap_, rows_, [&](const auto& finish) { Add(acc, finish); });
     ++turn_;
   }
 
@@ -200,7 +204,7 @@ Status GemmW4Sm90(const W4Problem& problem, const GemmConfig& config, Stream str
       problem.k == 0 || problem.bias != nullptr || problem.weight_indices != nullptr) {
     return cudaErrorInvalidValue;
   }
-  if constexpr (TOKENS <= W4_STREAM_TOKENS && WEIGHTS == W4_WEIGHTS) {
+  if constexpr (TOKENS <= W4_STREAM_TOKENS && WEIGHTS == W4_WEIGHTS && !TakesE4M3(TYPE)) {
     using Traits = W4StreamTraits<TYPE, TOKENS>;
     return LaunchW4<Traits, GemmW4StreamSm90Kernel<Traits>>(problem, config, stream);
   } else {

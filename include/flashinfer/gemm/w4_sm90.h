@@ -10,7 +10,8 @@
 namespace flashinfer {
 namespace gemm {
 
-/// GemmProblem with kPacked groups; a: bf16, b: codes in the order of w4_layout.h, n and k multiples of 128.
+/// GemmProblem with kPacked groups; a: bf16, or e4m3 with a scale per row or none (TakesE4M3), b: codes in the order of
+/// w4_layout.h, n and k multiples of 128. Sums that are activated have no scales of rows.
 struct W4Problem : GemmProblem {
   const void* codes_scales = nullptr;  // folded, (weights, n / 64, k / 128, ...): moe scales of mixed_weights.py
 };
@@ -21,22 +22,23 @@ Status GemmW4Sm90(const W4Problem& problem, const GemmConfig& config, Stream str
 
 constexpr int W4_WEIGHTS = SWAPPED_WEIGHTS, W4_WIDE_WEIGHTS = 2 * SWAPPED_WEIGHTS;
 
-/// Most tokens of a tile, its weights, and its nanoseconds per 128 of K, without those of W4Once().
+/// Most tokens of a tile, its weights, and its nanoseconds per 128 of K, without those of W4Once(): of bf16, of e4m3 tokens.
 struct W4Tile {
   int tokens, weights;
-  double k_block;
+  double k_block, k_block_e4m3;
 };
 
 /// Tiles of a module, those of jit/gemm.py.
 constexpr W4Tile W4_TILES[] = {
-    {8, W4_WEIGHTS, 275},        {16, W4_WEIGHTS, 390},        {32, W4_WEIGHTS, 450},       {64, W4_WEIGHTS, 575},
-    {160, W4_WEIGHTS, 1000},     {192, W4_WEIGHTS, 1150},      {8, W4_WIDE_WEIGHTS, 690},   {16, W4_WIDE_WEIGHTS, 735},
-    {32, W4_WIDE_WEIGHTS, 790},  {48, W4_WIDE_WEIGHTS, 915},   {64, W4_WIDE_WEIGHTS, 1035}, {80, W4_WIDE_WEIGHTS, 1195},
-    {96, W4_WIDE_WEIGHTS, 1360}, {128, W4_WIDE_WEIGHTS, 1550},
+    {8, W4_WEIGHTS, 275, 270},        {16, W4_WEIGHTS, 390, 294},        {32, W4_WEIGHTS, 450, 312},
+    {64, W4_WEIGHTS, 575, 371},       {160, W4_WEIGHTS, 1000, 469},      {192, W4_WEIGHTS, 1150, 577},
+    {8, W4_WIDE_WEIGHTS, 690, 495},   {16, W4_WIDE_WEIGHTS, 735, 514},   {32, W4_WIDE_WEIGHTS, 790, 545},
+    {48, W4_WIDE_WEIGHTS, 915, 670},  {64, W4_WIDE_WEIGHTS, 1035, 698},  {80, W4_WIDE_WEIGHTS, 1195, 764},
+    {96, W4_WIDE_WEIGHTS, 1360, 778}, {128, W4_WIDE_WEIGHTS, 1550, 782},
 };
 constexpr int W4_SPLIT_TOKENS = 64;  // tiles with more tokens or weights do not split K
 
-// Tiles of up to this many tokens are computed by w4_stream_sm90.cuh, whose products are too slow for more.
+// Tiles of up to this many bf16 tokens are computed by w4_stream_sm90.cuh, whose products are too slow for more.
 #ifndef FLASHINFER_W4_STREAM_TOKENS
 #define FLASHINFER_W4_STREAM_TOKENS 32
 #endif
@@ -101,7 +103,8 @@ inline double CountW4Tiles(const GemmShape& x, int tokens, int weights) {
 /// Estimate the nanoseconds of a product on `sms` SMs. Weights are decoded once for each tile of tokens.
 inline double W4Time(const GemmShape& x, const W4Tile& tile, int sms) {
   const double turns = Turns(W4Groups(x), CountW4Tiles(x, tile.tokens, tile.weights), sms);
-  return turns * (tile.k_block * double(x.k / 128) + W4Once(tile, x.is_gated));
+  const double k_block = x.element_bytes == 1 ? tile.k_block_e4m3 : tile.k_block;
+  return turns * (k_block * double(x.k / 128) + W4Once(tile, x.is_gated));
 }
 
 /// Return how many blocks should split K of a tile.
@@ -121,7 +124,7 @@ inline int W4Split(const GemmShape& x, int tokens, int weights, int sms) {
 }  // namespace model
 
 /// Choose tile and cluster for a device of `sms` SMs. Constants were fitted to times of every tile in eight layers of experts
-/// with 16 to 16384 tokens on an H200 (tests/hopper/tune_w4.py).
+/// (e4m3: five) with 16 to 16384 tokens on an H200 (tests/hopper/tune_w4.py).
 inline GemmConfig ChooseW4(const GemmShape& x, int sms) {
   GemmConfig c;
   c.swapped = true, c.blocks = sms;

@@ -19,7 +19,10 @@ template <WeightCode TYPE_, int TOKENS_>
 struct W4StreamTraits {
   static constexpr WeightCode TYPE = TYPE_;
   static constexpr int TOKENS = TOKENS_, WEIGHTS = W4_WEIGHTS, FRAGMENTS = TOKENS / 8;
-  static constexpr int BOX_TOKENS = TOKENS == 8 ? FLASHINFER_W4_STREAM_BOX : 8, BOX_SLABS = 2;  // size of one load
+  static constexpr bool IS_E4M3 = false;
+  static constexpr int SLABS = 2, BOX_SLABS = 2;  // of a stage, of a load
+  static constexpr int BOX_TOKENS = TOKENS == 8 ? FLASHINFER_W4_STREAM_BOX : 8;
+  static_assert(!TakesE4M3(TYPE), "tokens are bf16");
   // Warps per 64 rows of weights. 18 warps on an SM have 96 registers each, which int4 codes and 16 tokens exceed.
   static constexpr bool NEEDS_REGISTERS = TYPE == WeightCode::kInt4 && TOKENS == 16;
   static constexpr int K_PARTS = TOKENS == 8       ? FLASHINFER_W4_STREAM_PARTS
@@ -230,7 +233,7 @@ __device__ __forceinline__ void ConsumeW4Stream(const GemmParams& p, const hoppe
     if (p.cluster > 1 && turn == 0) ptx::ClusterWait();  // barriers of the other blocks are initialised
     if (role.part < W4_STRIPS) {
       const W4Rows<Traits::WEIGHTS> rows{role.group};
-      StoreW4<Traits::TYPE>(p, part.tile, swap, rows, [&](const auto& finish) { split.Add(sum, turn, finish); });
+      StoreW4<Traits>(p, part.tile, swap, rows, [&](const auto& finish) { split.Add(sum, turn, finish); });
     }
     ++turn;
   });
