@@ -34,3 +34,10 @@ EMULATION_EXPORT int layer(int64_t multiprocessors, const int64_t* x) {
               : format == Format::kFp8Block ? MonoFp8Block
                                             : MonoMxfp4)(p, nullptr));
 }
+
+/// Return 1 if a layer is computed by one kernel on a GPU of 132 SMs. `ranks`: those that share its experts.
+EMULATION_EXPORT int takes_one_kernel(int64_t format, int64_t tokens, int64_t top_k, int64_t inner, int64_t ranks) {
+  LayerSizes s{tokens, top_k, 256, inner, 8};
+  s.format = Format(format), s.is_gated = true, s.ranks = ranks;
+  return TakesMono(s, s.hidden) && IsFasterAsOneKernel(s, 132);
+}

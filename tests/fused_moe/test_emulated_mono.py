@@ -436,3 +436,23 @@ def test_mxfp4_repeated_and_missing_experts(library, ids):
     out = run(library, call, BF16, scales=call["quant_scales"], format=MXFP4).double()
     exact, rounded = plain({**call, "fc1_expert_weights": values["fc1"], "fc2_expert_weights": values["fc2"]})
     assert rms(out - exact) <= 1.02 * rms(rounded - exact)
+
+
+@pytest.mark.parametrize(
+    "format, tokens, top_k, inner, ranks, is_one",
+    [
+        (PLAIN, 8, 2, 14336, 1, True),
+        (FP8_BLOCK, 1, 8, 2048, 1, True),  # has a kernel of its own
+        (FP8_BLOCK, 5, 8, 256, 1, True),  # 160 tiles of 128 weights by a pair: DeepSeek-V3 on eight GPUs
+        (FP8_BLOCK, 6, 8, 256, 1, False),  # 192, more than a third above 132
+        (FP8_BLOCK, 5, 8, 2048, 8, True),  # the experts of one rank of eight: 5 of 40 pairs
+        (FP8_BLOCK, 9, 1, 128, 1, False),
+        (FP8_TENSOR, 1, 1, 8192, 1, True),
+        (FP8_TENSOR, 2, 1, 8192, 1, False),
+        (MXFP4, 1, 4, 2944, 1, True),
+        (MXFP4, 2, 4, 2944, 1, False),
+    ],
+)
+def test_rule_of_one_kernel(library, format, tokens, top_k, inner, ranks, is_one):
+    """Layers that take less time as one kernel, as measured (`few_e4m3_us` of benchmarks/results/h200.json)."""
+    assert library.call("takes_one_kernel", format, tokens, top_k, inner, ranks) == is_one
