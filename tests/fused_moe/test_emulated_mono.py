@@ -213,18 +213,18 @@ def test_fp8_block_of_few(library, tokens, top_k, hidden, inner, out_type):
 
 def test_fp8_block_independent_of_other_tokens(library):
     """The same bits beside any other tokens, on every device and in every order of threads; others may be infinite."""
-    call = moved(fp8_block(6, 400, 2320, LOCAL, 3, device="cpu"))
+    call = moved(fp8_block(6, 208, 2320, LOCAL, 3, device="cpu"))
     call["token_selected_experts"][0, :2] = call["token_selected_experts"][0, 1]  # one twice
     call["token_selected_experts"][2] = torch.tensor([0, FIRST + LOCAL, FIRST + 4])  # one of three here
     call["token_selected_experts"][3] = 0  # none here
     call["input"][5, 3] = torch.inf
     whole = run(library, call, BF16, scales=call["quant_scales"], format=FP8_BLOCK)
     assert torch.equal(whole[3], torch.zeros_like(whole[3]))
-    for multiprocessors in (1, 4, 29):
+    for multiprocessors in (4, 29):
         library.seed(multiprocessors)
         again = run(library, call, BF16, multiprocessors=multiprocessors, scales=call["quant_scales"], format=FP8_BLOCK)
         assert torch.equal(again.nan_to_num(), whole.nan_to_num())
-    for rows in ([0, 1], [2, 0, 4], [4, 5, 1, 2, 3]):
+    for rows in ([2, 0], [4, 5, 1, 2, 3]):
         names = ("input", "token_selected_experts", "token_final_scales")
         some = {**call, **{name: call[name][rows].contiguous() for name in names}}
         out = run(library, some, BF16, scales=call["quant_scales"], format=FP8_BLOCK)
