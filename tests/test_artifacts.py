@@ -38,7 +38,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.faults: list[str] = []
         self.seen: list[tuple[str, str]] = []  #: path and range of each request for a cubin
-        self.busy, self.most_busy, self.lock = 0, 0, threading.Lock()
+        self.busy, self.most_busy, self.lock = 0, 0, threading.Lock()  #: slow requests at once
 
     @property
     def url(self) -> str:
@@ -55,16 +55,10 @@ class Handler(BaseHTTPRequestHandler):
             self._answer("".join(f"{SHA}  {name}\n" for name in FILES).encode(), 200, {})
             return
         with self.server.lock:
-            self.server.busy += 1
-            self.server.most_busy = max(self.server.busy, self.server.most_busy)
             wanted = self.headers.get("Range", "")
             self.server.seen.append((self.path, wanted))
             fault = self.server.faults.pop(0) if self.server.faults else ""
-        try:
-            self._serve(fault, int(wanted[6:-1]) if wanted else 0)
-        finally:
-            with self.server.lock:
-                self.server.busy -= 1
+        self._serve(fault, int(wanted[6:-1]) if wanted else 0)
 
     def _serve(self, fault: str, start: int) -> None:
         if fault.isdigit():
@@ -72,7 +66,12 @@ class Handler(BaseHTTPRequestHandler):
         elif fault == "stall":
             _wait(1.0)
         elif fault == "slow":
+            with self.server.lock:
+                self.server.busy += 1
+                self.server.most_busy = max(self.server.busy, self.server.most_busy)
             _wait(0.1)
+            with self.server.lock:  # before the answer, after which the client may ask again
+                self.server.busy -= 1
             self._answer(CONTENT, 200, {})
         elif fault == "corrupt":
             self._answer(b"x" + CONTENT[1:], 200, {})
