@@ -180,7 +180,7 @@ W4_TILES += tuple(W4Tile(tokens, 256) for tokens in (8, 16, 32, 48, 64, 80, 96, 
 
 
 def gen_gemm_w4_sm90_module(kind: str = "mxfp4") -> JitSpec:
-    """Describe the module of products of groups of bf16 tokens with four-bit weights: mxfp4, mxfp4_fp8 or int4."""
+    """Describe the module of products of groups of tokens with four-bit weights: mxfp4, mxfp4_fp8 or int4."""
     code = W4_KINDS[kind]
     return stage(
         "gemm_w4_sm90",

@@ -22,7 +22,7 @@ namespace flashinfer {
 namespace bgmv {
 
 constexpr int VEC = 8;                // elements of 16 bytes
-constexpr int THREADS = 128;          // of a block, except where pairs are few
+constexpr int THREADS = 128;          // threads of a block, except where pairs are few
 constexpr int FEW_ROWS = 4096;        // up to so many rows of A each has a block of one warp: two rounds of an H200
 constexpr int FEW_BLOCKS = 132;       // so many blocks of 128 columns or fewer leave SMs of an H200 idle
 constexpr int LATENCY_BLOCKS = 2048;  // with more blocks of 128 columns and one pair, a block has 512 columns
@@ -223,10 +223,10 @@ struct ServedPairs {
   const W* matrices[LISTED];
   int32_t pairs[LISTED];
   float weights[LISTED];
-  int counts[32];  // of each warp
+  int counts[32];  // pairs that each warp found
 };
 
-/// Where to look for the pairs of a token.
+/// Range of pairs that has those of a token.
 struct Candidates {
   int64_t begin, end, lora;
   bool is_searched;  // those of other tokens are among them

@@ -41,7 +41,8 @@ struct FewBatches {
 };
 
 /// Return the products of a stage by the 8 columns of an operand, whose scales are left out: in a lane those of rows lane / 4
-/// (x, y) and lane / 4 + 8 (z, w) by columns lane % 4 * 2 and the next one.
+/// (x, y) and lane / 4 + 8 (z, w) by columns lane % 4 * 2 and the next one. The kernel for one token has a product of its own:
+/// with this one its 128 registers spill.
 template <bool IS_BLOCK>
 __device__ __forceinline__ float4 MultiplyFp8Stage(uint32_t stage, const uint32_t (&operand)[4][4]) {
   float4 result{};

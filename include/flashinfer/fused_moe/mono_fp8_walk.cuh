@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Order in which a warp of mono_fp8_one.cuh copies weights to its ring.
+// Order in which a warp of mono_fp8_one.cuh and mono_fp8_few.cuh copies weights to its ring.
 //
 // A warp takes sources in turn: chunks of 128 columns of the token in product 1, of the hidden values of all experts in
 // product 2. It keeps a source for all tiles of 16 rows that the block has, up to a batch of them. Product 1 computes units: a

@@ -48,7 +48,7 @@ class FragmentDecoder<WeightCode::kE2M1> {
   /// Find scales above 2, for Decode. Called by all lanes.
   __device__ __forceinline__ void FindLarge() { is_large_ = __any_sync(~0u, HasLarge(bytes_[0] | bytes_[1])); }
 
-  /// Return true if one of four scales is above 2, so that DecodeAs<true> is needed.
+  /// Return true if one of four scales is above 2, so that DecodeHalf<true> is needed.
   __device__ __forceinline__ static bool HasLarge(uint32_t bytes) { return (bytes & 0x80808080u) != 0; }
 
   /// Decode the words of 64 columns; half: 0 or 1 of the 128 columns. `from`: where the words are in shared memory, which
