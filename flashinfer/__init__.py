@@ -81,6 +81,7 @@ _ON_USE = (
     "logits_processor",
     "moe_ep",
     "profiler",
+    "recurrent",
     "tactics_blocklist",
     "tactics_blocklist_gen",
     "testing",
@@ -127,12 +128,17 @@ _OF_FUSED_MOE = (
     "trtllm_fp8_per_tensor_scale_moe",
 )
 
+#: Names of recurrent that callers import from here.
+_OF_RECURRENT: tuple[str, ...] = ()
+
 
 def __getattr__(name: str) -> _Any:
     if name in _OF_AUTOTUNER:
         return getattr(_importlib.import_module(".autotuner", __name__), name)
     if name in _OF_FUSED_MOE:
         return getattr(_importlib.import_module(".fused_moe", __name__), name)
+    if name in _OF_RECURRENT:
+        return getattr(_importlib.import_module(".recurrent", __name__), name)
     if name in _OF_GEMM or name in _OF_GROUPED_MM:
         family = ".gemm" if name in _OF_GEMM else ".grouped_mm"
         found = globals()[name] = getattr(_importlib.import_module(family, __name__), name)  # found at once from now on

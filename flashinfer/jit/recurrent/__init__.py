@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of the recurrent layers: one file per part of the family, each with ``gen_<part>_modules``."""
+
+from __future__ import annotations
+
+from typing import Callable, Iterator
+
+from ..core import JitSpec
+
+__all__ = ["gen_recurrent_modules"]
+
+#: What each part of the family yields for a backend.
+_PARTS: tuple[Callable[[str], Iterator[JitSpec]], ...] = ()
+
+
+def gen_recurrent_modules(backend: str = "cuda") -> Iterator[JitSpec]:
+    """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
+    for part in _PARTS:
+        yield from part(backend)
