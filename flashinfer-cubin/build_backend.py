@@ -6,6 +6,7 @@ The options of ``python -m flashinfer.jit.cubins`` are given as ``-C cubins="--f
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
@@ -21,12 +22,21 @@ ROOT = HERE.parent
 PACKAGE = "flashinfer_cubin"
 
 
+def version_to_build(config_settings: Any) -> str:
+    """Return the version of flashinfer-python that the same settings and environment build."""
+    spec = importlib.util.spec_from_file_location("main_build_backend", ROOT / "build_backend.py")
+    assert spec and spec.loader
+    main = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(main)
+    return main.version_to_build(ROOT, config_settings)
+
+
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: Optional[str] = None) -> str:
     sys.path.insert(0, str(ROOT))
     from flashinfer.jit import cubins
 
     target, before = os.path.abspath(wheel_directory), Path.cwd()
-    version = (ROOT / "version.txt").read_text().strip()
+    version = version_to_build(config_settings)
     options = shlex.split((config_settings or {}).get("cubins", ""))
     with tempfile.TemporaryDirectory(prefix="flashinfer-cubin-") as name:
         stage = Path(name)

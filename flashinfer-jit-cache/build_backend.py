@@ -7,6 +7,7 @@ The options of ``python -m flashinfer.aot`` are given as ``-C aot="--cpu-target 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import platform
 import re
@@ -31,15 +32,25 @@ def _platform_tag(libraries: Path) -> str:
     return f"manylinux_2_{max([17, *minors])}_{platform.machine()}"
 
 
-def _version() -> str:
+def version_to_build(config_settings: Any) -> str:
+    """Return the version of flashinfer-python that the same settings and environment build."""
+    spec = importlib.util.spec_from_file_location("main_build_backend", ROOT / "build_backend.py")
+    assert spec and spec.loader
+    main = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(main)
+    return main.version_to_build(ROOT, config_settings)
+
+
+def _version(config_settings: Any) -> str:
     from flashinfer._runtime.knobs import knobs
     from flashinfer.jit.cpp_ext import get_cuda_version
 
     label = "cpu"
     if knobs.cuda_arch_list:
-        release = get_cuda_version()
+        release = get_cuda_version(config_settings)
         label = f"cu{release.major}{release.minor}"
-    return f"{(ROOT / 'version.txt').read_text().strip()}+{label}"
+    version = version_to_build(config_settings)
+    return f"{version}{'.' if '+' in version else '+'}{label}"
 
 
 @contextlib.contextmanager
@@ -66,7 +77,7 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
     options = shlex.split((config_settings or {}).get("aot", ""))
     with _staged() as stage:
         os.environ["FLASHINFER_AOT_DIR"] = str(stage / "none")  # modules of an installed package are built all the same
-        modules, version = stage / PACKAGE / "jit_cache", _version()
+        modules, version = stage / PACKAGE / "jit_cache", _version(config_settings)
         # Finished modules stay in build/: an interrupted build goes on where it stopped.
         aot.main([*options, "--out-dir", str(modules), "--build-dir", str(HERE / "build" / version)])
         (stage / "version.txt").write_text(f"{version}\n")

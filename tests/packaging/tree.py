@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Optional
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,11 +48,11 @@ def listing(folder: Path) -> dict[str, bytes]:
     }
 
 
-def build(tree: Path, hook: str, out: Path) -> Path:
+def build(tree: Path, hook: str, out: Path, settings: Optional[dict] = None, **variables: str) -> Path:
     """Call one PEP 517 hook as a front end does: in a new process whose working directory is the tree."""
     out.mkdir(parents=True, exist_ok=True)
-    code = f"import build_backend; print('built:' + build_backend.{hook}({str(out)!r}))"
-    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    code = f"import build_backend; print('built:' + build_backend.{hook}({str(out)!r}, {settings!r}))"
+    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", **variables}
     done = subprocess.run([sys.executable, "-c", code], cwd=tree, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return out / re.findall(r"^built:(.+)$", done.stdout, re.M)[0]
