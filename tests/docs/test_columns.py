@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 
@@ -26,8 +28,8 @@ def test_each_module_is_in_one_family(columns):
 
 
 def test_only_cpu_kernels_and_what_they_share_are_missing(columns):
-    """``scale``, ``qk_rmsnorm_rope`` and so on are CUDA only by contract; ``api_log_stats`` is a part of the log and no
-    operator. All else is a column without gaps."""
+    """``scale``, ``qk_rmsnorm_rope`` and the Hopper modules of ``gemm`` are CUDA only; ``api_log_stats`` is a part of
+    the log and no operator. All else is a column without gaps."""
     gaps = [
         (stem, layer)
         for family in FAMILIES
@@ -36,7 +38,8 @@ def test_only_cpu_kernels_and_what_they_share_are_missing(columns):
         if not columns.files(family, stem, layer)
     ]
     of_the_log = [("api_log_stats", layer) for layer in ("CPU", "trace", "bench")]
-    assert gaps == [("scale", "CPU"), ("scale", "shared"), ("qk_rmsnorm_rope", "CPU"), *of_the_log]
+    for_sm90 = [("gemm_sm90", "CPU"), ("gemm_w4_sm90", "CPU")]
+    assert gaps == [("scale", "CPU"), ("scale", "shared"), ("qk_rmsnorm_rope", "CPU"), *for_sm90, *of_the_log]
 
 
 def test_parts_of_a_family_are_counted_once(columns):
@@ -45,3 +48,20 @@ def test_parts_of_a_family_are_counted_once(columns):
     assert not set(cpu) & set(shared)
     kernels = {path.name for path in columns.files("page", "page", "CUDA")}
     assert "page.cuh" in kernels and "page_nvfp4.cuh" not in kernels
+
+
+def test_kernels_are_those_that_are_included(columns):
+    """Check that decode lists its own kernels and those that it shares, and none of the Hopper kernels of others."""
+    kernels = {str(path.relative_to(columns.HEADERS)) for path in columns.files("decode", "batch_decode", "CUDA")}
+    assert any("decode" in name and "producer" in name for name in kernels)
+    assert not [name for name in kernels if "sm90" in name or "mla" in name]
+    assert len(kernels) <= 21
+    assert any("mono" in path.as_posix() for path in columns.files("fused_moe", "fused_moe", "CUDA"))
+
+
+def test_it_needs_no_package(tmp_path):
+    """Run it as on a fresh clone: no site-packages, no environment."""
+    script = str(ROOT / "scripts" / "columns.py")
+    done = subprocess.run([sys.executable, "-I", "-S", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("family") and "batch_decode" in done.stdout
