@@ -1,6 +1,6 @@
 # make demo      set up .venv if needed, then serve a small model that adds numbers on whatever device is there
 #                DEMO_ARGS="--model DIR" serves a checkpoint, DEMO_ARGS=--random a larger random model
-#                python examples/serve.py --help has the rest
+#                python examples/serve --help has the rest
 # make quick     smoke test, and a sample of the tests of what differs from main: under two minutes once modules are built
 # make test      everything a change can break: about 20 minutes on two cores from a fresh clone, builds included
 # make test-all  every parametrisation, CUDA for every target; with a GPU also compute-sanitizer
@@ -34,7 +34,7 @@ OR_NONE := || test $$? = 5
 .PHONY: demo quick test test-all lint docs setup clean
 
 demo: setup
-	python examples/serve.py $(DEMO_ARGS)
+	python examples/serve $(DEMO_ARGS)
 
 quick: setup
 	python -m pytest -q -x --sample 1 -m "not alone and not full" $$(python scripts/touched.py) $(PYTEST_ARGS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train the model that ``serve.py`` serves by default: a small Llama that adds numbers of three digits, byte by byte.
+"""Train the model that ``examples/serve`` serves by default: a small Llama that adds three digits, byte by byte.
 
 python examples/train_addition.py                            writes examples/addition/ (committed: 621 steps)
 python examples/train_addition.py --minutes 1 --out trial    the best of one minute, elsewhere
@@ -8,7 +8,7 @@ The task is made by code, so that anybody can check an answer. The model shows i
 ``374+528: `` it generates ``12 10 09 -> 902``, the sum of each column from right to left with the carry, and the
 answer. A token is a byte; a line feed is the end-of-text token. Only the answer is learned; the digits of the prompt
 are random. One pair of numbers in ten is never trained on, and is used for the accuracy. Needs ``transformers``, whose
-Llama is trained; ``serve.py`` then runs the weights on flashinfer's kernels.
+Llama is trained; ``examples/serve`` then runs the weights on flashinfer's kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 import torch
-from serve_addition import prompt_of, text_of
+from serve.addition import prompt_of, text_of
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -46,7 +46,7 @@ def test_quickstart(run):
     assert str(jit_env.FLASHINFER_JIT_DIR) in text
 
 
-@pytest.mark.parametrize("script", ["demo.py", "serve.py"])
+@pytest.mark.parametrize("script", ["demo.py", "serve"])
 def test_missing_compiler_is_one_line(script, tmp_path):
     """Check a machine without a C++ compiler: the remedy is on one line, not at the end of a traceback."""
     kept = {k: v for k, v in os.environ.items() if k not in ("CXX", "FLASHINFER_CXX_LAUNCHER", "CUDA_VISIBLE_DEVICES")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of examples/serve.py: the generated tokens do not depend on batching."""
+"""The engine of examples/serve: the generated tokens do not depend on batching."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from flashinfer.testing import assert_close
 
 from .examples_path import EXAMPLES as EXAMPLES  # isort: skip
-from serve import Engine, Request, Sampling, serve
-from serve_model import Llama, LlamaConfig, Rope, random_weights
+from serve.engine import Engine, Request, Sampling, serve
+from serve.model import Llama, LlamaConfig, Rope, random_weights
 
 CONFIG = LlamaConfig(num_layers=2)
 PROMPT_LENGTHS = [1, 2, 16, 17, 70]  # no prefill, the shortest prefill, one page, one token more, several pages
@@ -167,7 +167,7 @@ class FakeGraph:
 
 def test_padding_of_graphs(model, alone, monkeypatch):
     """Check graph buffers on any machine: three requests in a graph of four, five in one of six."""
-    monkeypatch.setattr("serve.capture", lambda step, pool: ((graph := FakeGraph(step)), graph.result))
+    monkeypatch.setattr("serve.engine.capture", lambda step, pool: ((graph := FakeGraph(step)), graph.result))
     engine = Engine(model, max_batch_size=6, use_cuda_graphs=True)
     assert sorted(engine.graphs) == [1, 2, 4, 6]
     assert run(engine, make_requests()) == alone

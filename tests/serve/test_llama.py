@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of examples/serve.py against ``transformers``: same weights, same logits, same text."""
+"""The engine of examples/serve against ``transformers``: same weights, same logits, same text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from flashinfer.testing import assert_close
 
 from .examples_path import EXAMPLES as EXAMPLES  # isort: skip
-from serve import Engine, Request
-from serve_model import Llama, load_checkpoint
+from serve.engine import Engine, Request
+from serve.model import Llama, load_checkpoint
 
 transformers = pytest.importorskip("transformers", reason="the reference is transformers' Llama")
 pytest.importorskip("safetensors", reason="checkpoints are safetensors")

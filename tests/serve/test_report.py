@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table, the timeline image and the web page at the end of examples/serve.py."""
+"""The table, the timeline image and the web page at the end of a run of examples/serve."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from .examples_path import EXAMPLES as EXAMPLES  # isort: skip
-from serve_page import write_page
-from serve_report import COLOURS, Step, batch_sizes, paint, spans, table, token_rates, write_png, write_timeline
+from serve.page import write_page
+from serve.report import COLOURS, Step, batch_sizes, paint, spans, table, token_rates, write_png, write_timeline
 
 ONE = SimpleNamespace(arrival=0.0, first_token_at=1.0, finished_at=3.0)
 TWO = SimpleNamespace(arrival=0.5, first_token_at=2.0, finished_at=4.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/serve.py as ``make demo`` runs it, and with a checkpoint."""
+"""examples/serve as ``make demo`` runs it, and with a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import torch
 from ..fresh_process import run_python
 
 from .examples_path import EXAMPLES  # isort: skip
-import serve
-import serve_addition
+from serve import __main__ as command
+from serve import addition, engine
 
 CHECK_MODULES = """
 import sys
-import serve
+from serve import __main__ as command
+from serve import engine
 from flashinfer.jit import jit_spec_registry
 
 arguments = sys.argv[1:]
-serve.main(arguments)
-expected = {spec.name for spec in serve.kernel_specs(serve.load(serve.parse_arguments(arguments))[0])}
+command.main(arguments)
+expected = {spec.name for spec in engine.kernel_specs(command.load(command.parse_arguments(arguments))[0])}
 assert set(jit_spec_registry.get_all_specs()) == expected, "modules that were not built up front"
 """
 
@@ -48,7 +49,7 @@ def test_random_model(tmp_path, device):
 def test_sums(tmp_path, device):
     """Check the default of ``make demo``: answers that a person can check, and how many are right."""
     pytest.importorskip("safetensors", reason="the weights are safetensors")
-    text = run(tmp_path, str(EXAMPLES / "serve.py"), "--requests", "32", "--rate", "1000", "--device", device)
+    text = run(tmp_path, str(EXAMPLES / "serve"), "--requests", "32", "--rate", "1000", "--device", device)
     lines = re.findall(r"s  #\d+ +(\d+)\+(\d+): [\d ]+ -> (\d+) +(right|wrong)$", text, re.M)
     right = [int(a) + int(b) == int(answer) for a, b, answer, _ in lines]
     assert right == [verdict == "right" for *_, verdict in lines]
@@ -67,7 +68,7 @@ def test_training(tmp_path):
     options = ["--steps", "2", "--batch-size", "4", "--device", "cpu", "--out", "trained"]
     text = run(tmp_path, str(EXAMPLES / "train_addition.py"), *options)
     assert re.search(r"^right: [\d.]+% of 2000 pairs that were held out$", text, re.M)
-    config, weights = serve.load_checkpoint(tmp_path / "trained", "cpu")
+    config, weights = command.load_checkpoint(tmp_path / "trained", "cpu")
     assert config.eos_tokens == (ord("\n"),) and weights["model.norm.weight"].dtype == torch.bfloat16
 
 
@@ -82,8 +83,8 @@ def test_training(tmp_path):
     ],
 )
 def test_verdicts(text, expected):
-    assert serve_addition.is_right(text) == expected
-    assert not expected or text == serve_addition.text_of(*map(int, text.partition(":")[0].split("+")))
+    assert addition.is_right(text) == expected
+    assert not expected or text == addition.text_of(*map(int, text.partition(":")[0].split("+")))
 
 
 @pytest.mark.parametrize(
@@ -113,44 +114,44 @@ def test_bad_options(tmp_path, monkeypatch, capsys, arguments, text):
     (tmp_path / "latin.txt").write_bytes(b"\xe9t\xe9")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        serve.parse_arguments(arguments)
+        command.parse_arguments(arguments)
     assert text in capsys.readouterr().err
 
 
 def test_blank_lines_are_no_prompts(tmp_path):
     (tmp_path / "prompts.txt").write_text("one\n\n  \ntwo\n")
-    assert serve.parse_arguments(["--prompts", str(tmp_path / "prompts.txt")]).prompts == ["one", "two"]
+    assert command.parse_arguments(["--prompts", str(tmp_path / "prompts.txt")]).prompts == ["one", "two"]
 
 
 @pytest.mark.parametrize("options", [["--max-new-tokens", "5000"], ["--pages", "2"]], ids=["model", "cache"])
 def test_requests_that_cannot_be_served(tmp_path, monkeypatch, capsys, options):
     """Check for a one-line error before any text of the other requests."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=r"serve\.py: submit: the prompt has 42 tokens .* at most \d+ together"):
-        serve.main(["--device", "cpu", "--random", *options])
+    with pytest.raises(SystemExit, match=r"serve: submit: the prompt has 42 tokens .* at most \d+ together"):
+        command.main(["--device", "cpu", "--random", *options])
     assert capsys.readouterr().out == ""
 
 
 def test_checkpoints_that_cannot_be_served(tmp_path, capsys):
     """Check for a one-line error without a traceback."""
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(SystemExit, match=r"serve\.py: config.json: model_type is 'mamba', expected 'llama' or"):
-        serve.main(["--device", "cpu", "--model", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"serve: config.json: model_type is 'mamba', expected 'llama' or"):
+        command.main(["--device", "cpu", "--model", str(tmp_path)])
 
 
 def test_tokenizers_that_cannot_be_read(tmp_path):
     pytest.importorskip("tokenizers", reason="reads tokenizer.json")
     with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
-        serve.CheckpointTokenizer(tmp_path)
+        command.CheckpointTokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer\.json: cannot be read"):
-        serve.CheckpointTokenizer(tmp_path)
+        command.CheckpointTokenizer(tmp_path)
 
 
 def test_seeds_of_any_size():
-    arguments = serve.parse_arguments(["--random", "--seed", str(2**64), "--requests", "4"])
-    requests = serve.make_requests(serve.ByteTokenizer(), arguments)
-    batch = serve.Batch.of([(request, 1) for request in requests], page_size=16)
+    arguments = command.parse_arguments(["--random", "--seed", str(2**64), "--requests", "4"])
+    requests = command.make_requests(command.ByteTokenizer(), arguments)
+    batch = engine.Batch.of([(request, 1) for request in requests], page_size=16)
     assert len(set(batch.seed.tolist())) == 3  # greedy requests have no seed
 
 
@@ -170,6 +171,6 @@ def test_checkpoint(tmp_path):
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     (tmp_path / "prompts.txt").write_text("word1 word2 word3\nword4\n")
     options = ["--model", "model", "--prompts", "prompts.txt", "--requests", "3", "--max-new-tokens", "2"]
-    text = run(tmp_path, str(EXAMPLES / "serve.py"), *options, "--device", "cpu", "--timeline", "picture.png")
+    text = run(tmp_path, str(EXAMPLES / "serve"), *options, "--device", "cpu", "--timeline", "picture.png")
     assert len(re.findall(r"'word\d+(?: word\d+)?'  \[[12] tokens\]", text)) == 3
     assert (tmp_path / "picture.png").exists()

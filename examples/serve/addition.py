@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Task of the model that ``serve.py`` serves by default: sums of numbers of three digits, whose answers can be checked.
+"""Task of the model that ``examples/serve`` serves by default: sums of three digits, whose answers can be checked.
 
 ``374+528: 12 10 09 -> 902``: the sum of each column from right to left with the carry, then the answer.
 """
@@ -10,7 +10,7 @@ import random
 import re
 from typing import Any, Callable, Sequence
 
-from serve_text import Tokenizer
+from serve.text import Tokenizer
 
 
 def prompt_of(a: int, b: int) -> str:

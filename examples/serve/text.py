@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text for ``serve.py``: tokenizers, example prompts, and printing of generated text while it is generated."""
+"""Text for ``examples/serve``: tokenizers, example prompts, and printing of generated text while it is generated."""
 
 from __future__ import annotations
 

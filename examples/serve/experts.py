@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts of the models that ``serve.py`` serves: Mixtral, and Qwen3-MoE, which has more and smaller ones."""
+"""Experts of the models that ``examples/serve`` serves: Mixtral, and Qwen3-MoE, which has more and smaller ones."""
 
 from __future__ import annotations
 

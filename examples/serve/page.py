@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A web page of a run of ``serve.py``: one HTML file with the table, the timeline and the texts, without a network."""
+"""A web page of a run: one HTML file with the table, the timeline and the texts, without a network."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def write_page(path: Path, report: str, timeline: Path, requests: Sequence[Any],
     picture = base64.b64encode(timeline.read_bytes()).decode()
     path.write_text(
         f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>flashinfer: a run of serve.py</title><style>{STYLE}</style></head>
+<html lang="en"><head><meta charset="utf-8"><title>flashinfer: a run of examples/serve</title>
+<style>{STYLE}</style></head>
 <body>
-<h1>A run of serve.py</h1>
+<h1>A run of examples/serve</h1>
 <table>
 {facts}
 </table>

@@ -1,35 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small serving engine on flashinfer: continuous batching over a paged cache, on a GPU or on the CPU.
-
-python examples/serve.py                    a small model that adds numbers, so that you can check it; ``make demo``
-python examples/serve.py --random           a random model of the size that the device can take, for its speed
-python examples/serve.py --model DIR        a Hugging Face checkpoint: Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE
+"""The engine of ``python examples/serve``: requests, batches, forward passes, CUDA graphs of decode steps.
 
 Read it in this order. ``Request`` is a user's request. ``Engine.step`` is one forward pass: a prefill of waiting
 prompts or, if there are none, a decode step with the last token of every running request. ``Batch`` holds the kernel
 inputs of either: rows of tokens and a page table. ``DecodeGraph`` is a decode step as a CUDA graph. ``serve`` submits
-requests when they arrive. The model is in serve_model.py, tokenizers and printing in serve_text.py, the sums in
-serve_addition.py, the report in serve_report.py, its web page in serve_page.py.
+requests when they arrive.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
-import random
 import time
 from collections import deque
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch
-from serve_addition import AnswerStream, count_right, draw_prompts
-from serve_model import Llama, LlamaConfig, load_checkpoint, random_weights
-from serve_page import write_page
-from serve_report import Step, device_name, table, write_timeline
-from serve_text import PROMPTS, ByteTokenizer, CheckpointTokenizer, TextStream, Tokenizer
 
 import flashinfer
 from flashinfer.jit import JitSpec, build_jit_specs, gen_batch_decode_module, gen_batch_prefill_module
@@ -39,11 +26,12 @@ from flashinfer.jit.norm import gen_norm_module
 from flashinfer.jit.page import gen_page_module
 from flashinfer.jit.rope import gen_rope_module
 from flashinfer.jit.sampling import gen_sampling_module
+from serve.model import Llama
+from serve.report import Step
 
 WORKSPACE_BYTES = 128 << 20
 NO_TOP_K = 2**31 - 1
 LEAST_TEMPERATURE = 1e-5  # smaller temperatures overflow logits; the most likely token is certain long before
-ADDITION = Path(__file__).resolve().parent / "addition"  # weights that train_addition.py wrote
 PADDING_PAGE = 0  # belongs to no request: padding rows of a CUDA graph write here
 
 
@@ -404,7 +392,7 @@ def build_kernels(model: Llama) -> tuple[int, float]:
     try:
         build_jit_specs(missing)
     except RuntimeError as error:  # no compiler, for example: the text names the remedy, a traceback would hide it
-        raise SystemExit(f"serve.py: {error}") from error
+        raise SystemExit(f"serve: {error}") from error
     return len(missing), time.perf_counter() - start
 
 
@@ -426,156 +414,3 @@ def warm_up(engine: Engine) -> None:
     """Serve a short request first, so that loading modules and initialising libraries is not part of measured times."""
     serve(engine, [Request([0, 0], 2)], lambda request: None)
     engine.steps.clear()
-
-
-def make_requests(tokenizer: Tokenizer, arguments: argparse.Namespace) -> list[Request]:
-    """Make requests with exponential gaps between arrivals and different output lengths.
-
-    Every other request is greedy; sums are all greedy, because their answers are right or wrong.
-    """
-    numbers = random.Random(arguments.seed)
-    prompts = draw_prompts(arguments.requests, arguments.seed) if adds(arguments) else arguments.prompts or PROMPTS
-    requests, arrival = [], 0.0
-    for i, prompt in zip(range(arguments.requests), itertools.cycle(prompts), strict=False):
-        is_greedy = i % 2 == 0 or adds(arguments)
-        sampling = Sampling() if is_greedy else Sampling(0.8, 50, 0.95, seed=(arguments.seed + i) % 2**63)
-        length = numbers.randint(-(-arguments.max_new_tokens // 2), arguments.max_new_tokens)
-        requests.append(Request(tokenizer.encode(prompt), length, sampling, arrival))
-        arrival += numbers.expovariate(arguments.rate)
-    return requests
-
-
-def adds(arguments: argparse.Namespace) -> bool:
-    """Return True if the requests are sums, whose answers are checked."""
-    return not (arguments.model or arguments.random or arguments.prompts)
-
-
-def load(arguments: argparse.Namespace) -> tuple[Llama, Tokenizer]:
-    """Load the model and its tokenizer. The default dtype is bfloat16 on a GPU, float32 on the CPU."""
-    device = arguments.device
-    on_gpu = device.type == "cuda"
-    dtype = getattr(torch, arguments.dtype) if arguments.dtype else torch.bfloat16 if on_gpu else torch.float32
-    if arguments.model:
-        folder = Path(arguments.model)
-        return Llama(*load_checkpoint(folder, device), dtype, device), CheckpointTokenizer(folder)
-    if not arguments.random:
-        return Llama(*load_checkpoint(ADDITION, device), dtype, device), ByteTokenizer()
-    config = LlamaConfig(256, 2048, 5504, 16, 16, 4, 128) if on_gpu else LlamaConfig()
-    return Llama(config, random_weights(config, device), dtype, device), ByteTokenizer()
-
-
-def prompts_of(file: str) -> list[str]:
-    try:
-        prompts = [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{file} cannot be read: {error}, expected UTF-8") from error
-    if not prompts:
-        raise argparse.ArgumentTypeError(f"{file} has no line of text")
-    return prompts
-
-
-def positive(kind: Callable[[str], Any], least: float = 0) -> Callable[[str], Any]:
-    """Return an argparse type: a number above ``least``."""
-
-    def number(text: str) -> Any:
-        value = kind(text)
-        if not value > least:
-            raise argparse.ArgumentTypeError(f"is {text}, expected more than {least}")
-        return value
-
-    return number
-
-
-def device_of(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:  # no device of any kind
-        device = torch.device("meta")
-    count = torch.cuda.device_count() if device.type == "cuda" else device.type == "cpu"
-    if (device.index or 0) >= count:
-        raise argparse.ArgumentTypeError(f"{name} is not here, expected cpu or a CUDA device that torch can use")
-    return device
-
-
-def picture(name: str) -> Path:
-    if not Path(name).parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{Path(name).parent} is no folder")
-    if Path(name).is_dir():
-        raise argparse.ArgumentTypeError(f"{name} is a folder, expected a file in it")
-    return Path(name)
-
-
-def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add, whole = parser.add_argument, positive(int)
-    add("--model", metavar="DIR", help="Hugging Face checkpoint: config.json, *.safetensors, tokenizer")
-    add(
-        "--random", action="store_true", help="random weights, of a size for the device, instead of the model that adds"
-    )
-    add("--prompts", type=prompts_of, metavar="FILE", help="one prompt per line, instead of our own")
-    add("--requests", type=whole, default=24, metavar="N")
-    add("--rate", type=positive(float), default=20.0, metavar="R", help="requests per second, on average")
-    add("--max-new-tokens", type=whole, default=64, metavar="N")
-    add("--batch-size", type=whole, default=16, metavar="N", help="most requests at once")
-    add("--pages", type=positive(int, 1), default=512, metavar="N", help="pages of 16 tokens in the cache; one is ours")
-    add("--device", type=device_of, default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--dtype", choices=["float32", "float16", "bfloat16"])
-    add("--no-graphs", action="store_true", help="decode without CUDA graphs")
-    add("--seed", type=int, default=0, metavar="N")
-    add("--timeline", type=picture, default="serve_timeline.png", metavar="FILE")
-    add("--page", type=picture, default="serve.html", metavar="FILE", help="web page of the run, one file")
-    arguments = parser.parse_args(argv)
-    if arguments.model and arguments.random:
-        parser.error("argument --random: not allowed with argument --model")
-    if arguments.model and not (Path(arguments.model) / "config.json").is_file():
-        parser.error(f"argument --model: {arguments.model} has no config.json, expected a Hugging Face checkpoint")
-    return arguments
-
-
-#: What is printed before the text, by (random, adds).
-INTRODUCTIONS = {
-    (False, False): "",
-    (True, False): "the weights are random, and so is the text\n",
-    (False, True): "sums of three digits: the columns from right to left with their carries, then the answer\n",
-}
-
-
-def main(argv: Optional[Sequence[str]] = None) -> None:
-    arguments = parse_arguments(argv)
-    try:
-        model, tokenizer = load(arguments)
-        builds, build_seconds = build_kernels(model)
-        start = time.perf_counter()
-        graphs = False if arguments.no_graphs else None
-        engine = Engine(model, arguments.pages, max_batch_size=arguments.batch_size, use_cuda_graphs=graphs)
-        capture_seconds = time.perf_counter() - start
-        requests = make_requests(tokenizer, arguments)
-        for request in requests:
-            engine.check(request)  # before serving starts, so that an invalid request does not stop it halfway
-    except (ValueError, ImportError, MemoryError) as error:
-        raise SystemExit(f"serve.py: {error}") from error
-    warm_up(engine)
-    print(f"{len(requests)} requests, about {arguments.rate:g} per second, on {device_name(model.device)}")
-    print(INTRODUCTIONS[arguments.random, adds(arguments)])
-    stream = AnswerStream if adds(arguments) else TextStream
-    serve(engine, requests, stream(engine.now, tokenizer, requests))
-    facts = {
-        "device": device_name(model.device),
-        "model": f"{model.num_parameters / 1e6:.1f} M parameters, {str(model.dtype).removeprefix('torch.')}",
-        "kernel builds": f"{builds} modules in {build_seconds:.1f} s" + ("" if builds else ": all in the cache"),
-        "CUDA graphs": f"{len(engine.graphs)} in {capture_seconds:.1f} s" if engine.graphs else "none",
-    }
-    if adds(arguments):
-        facts["right answers"] = f"{count_right(requests)} of {len(requests)}"
-    report = table(engine.steps, requests, facts)
-    print(f"\n{report}")
-    write_timeline(arguments.timeline, engine.steps, requests)
-    print(f"timeline of the batch: {arguments.timeline}")
-    write_page(arguments.page, report, arguments.timeline, requests, lambda request: tokenizer.decode(request.tokens))
-    print(f"web page of the run: {arguments.page}")
-
-
-if __name__ == "__main__":
-    main()

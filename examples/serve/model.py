@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model that ``serve.py`` serves: Llama and its relatives, from random weights or a Hugging Face checkpoint.
+"""The model that ``examples/serve`` serves: Llama and its relatives, from random weights or a Hugging Face checkpoint.
 
 Matrix products are torch's; everything between them is flashinfer's: norms, rotary embedding, the paged cache,
-attention, the gated activation. So are the experts of models that have them (serve_experts.py). A forward pass takes
+attention, the gated activation. So are the experts of models that have them (experts.py). A forward pass takes
 the tokens of many requests as rows of one matrix.
 """
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Mapping, Optional, Protocol, Sequence, Union
 
 import torch
-from serve_experts import ExpertLayer, Experts
 from torch.nn.functional import embedding, linear
 
 import flashinfer
+from serve.experts import ExpertLayer, Experts
 
 
 @dataclass(frozen=True)

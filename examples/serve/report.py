@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report of ``serve.py``: a table of speeds, and a timeline of the requests in the batch."""
+"""Report of ``examples/serve``: a table of speeds, and a timeline of the requests in the batch."""
 
 from __future__ import annotations
 

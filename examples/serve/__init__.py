@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small serving engine; ``python examples/serve --help``."""
