@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Mapping, Optional
 
 import torch
-from harness import Bench, Run
+from case import Bench, Run
 
 from flashinfer.testing import BenchTime, assert_close, bench_cpu_time, bench_gpu_time, summarize
 from flashinfer.testing.cold_cache import copy_inputs

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence, Union
 
 import torch
-from harness import Case
+from case import Case
 from measure import Result, Settings, peak_of
 
 __all__ = ["PERF_COLUMNS", "csv_columns", "line", "perf_line", "print_header", "show", "show_point", "write_json"]

@@ -22,10 +22,10 @@ export FLASHINFER_WORKSPACE_BASE=${FLASHINFER_WORKSPACE_BASE:-$(mktemp -d)}  # e
 steps=" ${STEPS:-build test memcheck racecheck} "
 built=$(python3 -c "from flashinfer.aot import FAMILIES; print(*FAMILIES)") || exit 1
 families=${FAMILIES:-}
-# Folders without kernels of their own: tested as a whole, not under a sanitizer. `testing` comes last, alone.
-whole="cli cuda_compile docs jit packaging trace utils"
+# Folders without kernels of their own: tested as a whole, not under a sanitizer. `testing` and `benchmarks` come last, alone.
+whole="cli cuda_compile docs dump jit packaging runtime trace utils"
 if [ -z "$families" ]; then  # whatever is built or tested
-  folders=$(cd tests && ls -d */ | tr -d / | grep -vxE "__pycache__|testing|$(echo $whole | tr ' ' '|')")
+  folders=$(cd tests && ls -d */ | tr -d / | grep -vxE "__pycache__|testing|benchmarks|$(echo $whole | tr ' ' '|')")
   families=$(printf '%s\n' attention $built $folders | awk '!seen[$0]++')  # what takes longest begins
 fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}  # several processes share the cores
@@ -89,12 +89,12 @@ if [[ -z ${FAMILIES:-} && $steps == *" test "* ]]; then
 fi
 if [ -n "${LIST:-}" ]; then
   printf '%s %s\n' "${jobs[@]}"
-  [[ -n ${FAMILIES:-} || $steps != *" test "* ]] || echo "test tests/testing"
+  [[ -n ${FAMILIES:-} || $steps != *" test "* ]] || printf "test %s\n" tests/testing tests/benchmarks
   exit 0
 fi
 status=0
 printf '%s\n' "${jobs[@]}" | xargs -P "${JOBS:-$((($(nproc) + 1) / 2))}" -n 2 bash -c 'check "$@"' check || status=1
 if [[ -z ${FAMILIES:-} && $steps == *" test "* ]]; then
-  check test tests/testing || status=1  # alone, for it measures time
+  for path in tests/testing tests/benchmarks; do check test $path || status=1; done  # alone, for they measure time
 fi
 exit $status

@@ -17,7 +17,15 @@ SPREAD = ("tests/cuda_compile/", "tests/docs/test_examples.py")
 #: What takes longest is started first, so that no worker is left with a long file at the end.
 LONGEST_FIRST = (
     *("tests/cuda_compile/", "tests/attention/", "tests/docs/test_examples.py", "tests/serve/", "tests/jit/"),
-    *("tests/trace/", "tests/integrations/", "tests/docs/", "tests/packaging/", "tests/utils/", "tests/testing/"),
+    *(
+        "tests/trace/",
+        "tests/integrations/",
+        "tests/docs/",
+        "tests/packaging/",
+        "tests/runtime/",
+        "tests/benchmarks/",
+        "tests/testing/",
+    ),
     *("tests/hopper/", "tests/fused_moe/", "tests/gemm/", "tests/mla/"),
 )
 

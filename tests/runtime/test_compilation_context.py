@@ -113,7 +113,7 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(capabilities))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: capabilities[i])
-        monkeypatch.setattr(nvml, "visible_capabilities", lambda: None)  # tests/utils/test_nvml.py is about it
+        monkeypatch.setattr(nvml, "visible_capabilities", lambda: None)  # tests/runtime/test_nvml.py is about it
 
     return install
 
