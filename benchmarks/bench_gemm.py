@@ -34,7 +34,7 @@ def _mm(backend: str, pdl: bool) -> Callable[..., Any]:
 
 @case("mm_bf16", cpu=CPU, cuda=CUDA)
 def mm_bf16(m: int, n: int, k: int, out_dtype: torch.dtype = bf16, enable_pdl: Optional[bool] = None) -> Bench:
-    """``cudnn`` is the rule of gemm/routes.py, ``cublaslt`` torch, ``tinygemm`` our kernel."""
+    """``cudnn`` is the rule of gemm/decide.py, ``cublaslt`` torch, ``tinygemm`` our kernel."""
     a, b, out = rand(m, k, bf16), rand(n, k, bf16), empty(m, n, out_dtype)
     names = [name for name in ("cudnn", "cublaslt", "tinygemm") if not (enable_pdl and name == "cublaslt")]
     names = [name for name in names if out_dtype is bf16 or name != "tinygemm"]

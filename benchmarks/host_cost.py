@@ -6,7 +6,7 @@
 ``us`` is the minimum over blocks of 10 calls, ``median`` their median; the GPU is synchronised between blocks, so that
 the queue of launches never fills up. Shapes are small: the GPU must not hold the host up. Lines that begin with
 ``torch`` are bare calls of torch for comparison; ``own`` has as many weights as our kernel needs to be chosen
-(gemm/routes.py); ``auto`` is that backend with nothing tuned, ``tuned`` the same after tuning; ``empty launch`` is
+(gemm/decide.py); ``auto`` is that backend with nothing tuned, ``tuned`` the same after tuning; ``empty launch`` is
 ``torch.Tensor.zero_`` of one element. Pin the process to one core: cores of one machine differ by a factor of two or
 more. On the CPU kernels are part of the time.
 """

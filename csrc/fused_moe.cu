@@ -235,7 +235,7 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
 #if defined(FLASHINFER_CPU)
   CpuProduct products{{{fc1.data_ptr(), format, ElementOf(input), s.fc1_rows(), s.hidden, scales[0]},
                        {fc2.data_ptr(), format, ElementOf(input), s.hidden, s.intermediate, scales[1]}}};
-  for (int i = 0; i < 2 && product.has_value(); ++i) {  // tiles that were measured (cutlass_tuning.py)
+  for (int i = 0; i < 2 && product.has_value(); ++i) {  // tiles that were measured (fused_moe/cutlass/tuning.py)
     products.weights_per_tile[i] = CheckedTile(product.value()(i + 1).cast<int64_t>());
   }
 #else

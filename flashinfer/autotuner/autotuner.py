@@ -9,13 +9,13 @@ import time
 from typing import Any, Callable, Collection, Hashable, Optional, Sequence
 
 from .._runtime.errors import ArgumentError
+from .._runtime.kept import Choice, WatchedResults
 from .._runtime.knobs import knobs
 from .files import METADATA as _METADATA_KEY
 from .files import Results
 from .files import classify_metadata as _classify_metadata_mismatches
 from .files import collect_metadata as _collect_metadata
 from .files import cudnn_backend_version as _get_cudnn_backend_version
-from .kept import Choice, WatchedResults
 from .measure import is_capturing, refuse_capture
 from .profiles import (
     OptimizationProfile,

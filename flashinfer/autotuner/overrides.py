@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from typing import Callable, NamedTuple, Optional
 
-from .kept import KeptChoices, NoChoices
+from .._runtime.kept import KeptChoices, NoChoices
 from .profiles import TuningConfig, with_buckets
 
 __all__ = ["Overrides"]

@@ -10,8 +10,6 @@ from ..attention.modules import get_batch_decode_jit_module as get_batch_decode_
 from ..attention.modules import get_batch_decode_mla_module as get_batch_decode_mla_module
 from ..attention.modules import get_batch_decode_module as get_batch_decode_module
 from ..attention.modules import get_single_decode_module as get_single_decode_module
-from ..attention.trtllm_decode import trtllm_batch_decode_with_kv_cache as trtllm_batch_decode_with_kv_cache
-from ..attention.trtllm_decode import xqa_batch_decode_with_kv_cache as xqa_batch_decode_with_kv_cache
 from ..cudnn import cudnn_batch_decode_with_kv_cache as cudnn_batch_decode_with_kv_cache
 from ..jit.attention import gen_batch_decode_module as gen_batch_decode_module
 from ..jit.attention import gen_single_decode_module as gen_single_decode_module
@@ -21,6 +19,8 @@ from .batch import BatchDecodeWithPagedKVCacheWrapper, CUDAGraphBatchDecodeWithP
 from .fast_plan import fast_decode_plan as fast_decode_plan
 from .single import single_decode_with_kv_cache
 from .single import single_decode_with_kv_cache_with_jit_module as single_decode_with_kv_cache_with_jit_module
+from .trtllm import trtllm_batch_decode_with_kv_cache as trtllm_batch_decode_with_kv_cache
+from .trtllm import xqa_batch_decode_with_kv_cache as xqa_batch_decode_with_kv_cache
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",

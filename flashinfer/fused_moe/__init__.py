@@ -45,8 +45,8 @@ from .bgmv_moe import fill_w_ptr as fill_w_ptr
 from .bgmv_moe import has_bgmv_moe as has_bgmv_moe
 from .core import convert_to_block_layout as convert_to_block_layout
 from .core import reorder_rows_for_gated_act_gemm as reorder_rows_for_gated_act_gemm
-from .cutlass import cutlass_fused_moe
-from .cutlass_workspace import cutlass_fused_moe_workspace_size as cutlass_fused_moe_workspace_size
+from .cutlass.api import cutlass_fused_moe
+from .cutlass.workspace import cutlass_fused_moe_workspace_size as cutlass_fused_moe_workspace_size
 from .layer import MoELayer as MoELayer
 from .mixed_weights import interleave_moe_scales_for_sm90_mixed_gemm as interleave_moe_scales_for_sm90_mixed_gemm
 from .mixed_weights import interleave_moe_weights_for_sm90_mixed_gemm as interleave_moe_weights_for_sm90_mixed_gemm

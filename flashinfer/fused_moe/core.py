@@ -19,8 +19,8 @@ from .._compat.unsupported_fused_moe import setup_cubin_loader as setup_cubin_lo
 from .._runtime.errors import ArgumentError, BackendSupportedError
 from ..jit.fused_moe.cutlass import get_fused_moe_module
 from ..quantization.fp4_quantization import get_shuffle_matrix_a_row_indices, get_shuffle_matrix_sf_a_row_indices
-from .cutlass import cutlass_fused_moe as cutlass_fused_moe
-from .cutlass_workspace import cutlass_fused_moe_workspace_size as cutlass_fused_moe_workspace_size
+from .cutlass.api import cutlass_fused_moe as cutlass_fused_moe
+from .cutlass.workspace import cutlass_fused_moe_workspace_size as cutlass_fused_moe_workspace_size
 from .mixed_weights import interleave_moe_scales_for_sm90_mixed_gemm as interleave_moe_scales_for_sm90_mixed_gemm
 from .mixed_weights import interleave_moe_weights_for_sm90_mixed_gemm as interleave_moe_weights_for_sm90_mixed_gemm
 from .mixed_weights import (

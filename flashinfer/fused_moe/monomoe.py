@@ -21,9 +21,9 @@ from ..api_logging import flashinfer_api
 from ..jit.fused_moe.cutlass import get_fused_moe_module
 from ..tllm_enums import RoutingMethodType
 from ..trace.templates.monomoe import mono_moe_trace
-from .cutlass import cutlass_fused_moe
-from .cutlass_checks import refuse_output
-from .cutlass_workspace import cutlass_fused_moe_workspace_size
+from .cutlass.api import cutlass_fused_moe
+from .cutlass.faults import refuse_output
+from .cutlass.workspace import cutlass_fused_moe_workspace_size
 from .routing import route_tokens
 
 __all__ = ["alloc_scratchpad", "get_scratchpad_size_bytes", "has_monomoe", "interleave_for_tma_wgmma_up", "mono_moe"]

@@ -15,8 +15,8 @@ from .._runtime.integer_math import next_positive_power_of_2
 from ..autotuner import TunableRunner
 from .api import MoEActivationPack, MoEConfig, MoEWeightPack, QuantVariant
 from .backends import _BLACKWELL, CutlassBf16Config, CutlassW4A16Config
-from .cutlass import cutlass_fused_moe
-from .cutlass_workspace import cutlass_fused_moe_workspace_size
+from .cutlass.api import cutlass_fused_moe
+from .cutlass.workspace import cutlass_fused_moe_workspace_size
 from .routing import route_tokens
 
 __all__ = [

@@ -16,10 +16,9 @@ from .._runtime.allocation import allocate
 from .._runtime.requirements import SuitableBackends
 from .._runtime.shortcut import capability_of
 from ..autotuner import AutoTuner
-from .native import BATCHED
-from .sm90 import Sm90Functions, dense_product
+from .launch import BATCHED, Sm90Functions, dense_product
 from .tiles import tile_of
-from .torch_shortcuts import torch_product, torch_scaled_mm
+from .torch_product import torch_product, torch_scaled_mm
 
 __all__ = ["auto_bmm_fp8", "auto_mm_bf16", "bf16_facts", "fp8_facts"]
 

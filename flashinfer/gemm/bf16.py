@@ -25,8 +25,8 @@ from .bf16_checks import (
     serves_cutile,
     serves_tinygemm,
 )
-from .native import product
-from .routes import prefers_torch_bf16
+from .decide import prefers_torch_bf16
+from .launch import product
 
 __all__ = ["bmm_bf16", "mm_bf16", "mm_bf16_op", "torch_bf16"]
 
@@ -113,7 +113,7 @@ def mm_bf16(
     out_dtype : torch.dtype
         torch.bfloat16, torch.float16 or torch.float32.
     backend : str
-        ``"cudnn"`` and ``"cutile"`` choose torch's cuBLASLt or our kernel by a rule (``gemm/routes.py``);
+        ``"cudnn"`` and ``"cutile"`` choose torch's cuBLASLt or our kernel by a rule (``gemm/decide.py``);
         ``"cublaslt"`` is torch, ``"tinygemm"`` is our kernel; ``"auto"`` is the choice of the autotuner, by the same
         rule where nothing was tuned. Only cudnn and tinygemm take a bias.
 
@@ -166,7 +166,7 @@ def bmm_bf16(
         torch.bfloat16, torch.float16 or torch.float32.
     backend : str
         ``"cudnn"``, ``"cutile"`` or ``"auto"``: all choose torch's cuBLASLt or our kernel by a rule
-        (``gemm/routes.py``).
+        (``gemm/decide.py``).
 
     Returns
     -------

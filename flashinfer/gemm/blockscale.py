@@ -18,8 +18,7 @@ from ..jit.gemm import get_quantize_1x128_module
 from ..trace.templates.gemm import fp8_blockscale_gemm_sm90_trace
 from . import shortcuts
 from .checks import refuse_output
-from .native import product
-from .sm90 import Sm90Functions, is_sm90
+from .launch import Sm90Functions, is_sm90, product
 
 __all__ = ["fp8_blockscale_gemm_sm90", "quantize_rows", "quantize_weight_blocks"]
 

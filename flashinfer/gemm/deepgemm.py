@@ -19,9 +19,7 @@ from ..trace.templates.gemm_groupwise import (
 )
 from . import shortcuts
 from .groupwise_checks import check_counts, check_deepgemm
-from .native import CONTIGUOUS, MASKED
-from .op import grouped_product
-from .sm90 import is_sm90
+from .launch import CONTIGUOUS, MASKED, grouped_product, is_sm90
 
 __all__ = ["batch_deepgemm_fp8_nt_groupwise", "group_deepgemm_fp8_nt_groupwise"]
 

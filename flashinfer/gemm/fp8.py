@@ -17,8 +17,8 @@ from ..api_logging import flashinfer_api
 from ..trace.templates.gemm import bmm_fp8_trace
 from . import shortcuts
 from .checks import refuse_output, refuse_shapes
-from .native import product
-from .routes import prefers_torch_fp8
+from .decide import prefers_torch_fp8
+from .launch import product
 
 __all__ = ["bmm_fp8", "torch_bmm_fp8"]
 
@@ -132,7 +132,7 @@ def bmm_fp8(
     out : Optional[torch.Tensor]
         ``(batch, m, n)`` of ``dtype``; written and returned when given.
     backend : str
-        ``"cublas"`` or ``"cudnn"`` (both choose torch's cuBLASLt or our kernel by a rule, see ``gemm/routes.py``), or
+        ``"cublas"`` or ``"cudnn"`` (both choose torch's cuBLASLt or our kernel by a rule, see ``gemm/decide.py``), or
         ``"auto"``: the choice of the autotuner, by the same rule where nothing was tuned.
 
     Returns

@@ -17,8 +17,7 @@ from ..trace.templates.gemm_groupwise import (
     group_gemm_fp8_nt_groupwise_trace,
 )
 from .groupwise_checks import check_float8, check_granularity, check_major, check_out, check_scale
-from .native import BATCHED, PACKED
-from .op import grouped_product
+from .launch import BATCHED, PACKED, grouped_product
 
 __all__ = [
     "gemm_fp8_nt_blockscaled",

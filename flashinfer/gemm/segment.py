@@ -12,8 +12,7 @@ from .._runtime.checks import as_int32, is_float8
 from .._runtime.errors import ArgumentError
 from ..api_logging import flashinfer_api
 from ..trace.templates.gemm_grouped import segment_gemm_run_trace
-from .native import PACKED
-from .op import grouped_product
+from .launch import PACKED, grouped_product
 
 __all__ = ["SegmentGEMMWrapper"]
 

@@ -3,7 +3,7 @@
 
 Native code takes the tensors as callers pass them: a view such as ``b.mT`` takes 1 us. It compares shapes, dtypes and
 devices; each shortcut tests what native code or torch would take and the public function refuses. Which product runs is
-the rule of ``routes.py``, whose line for few rows is here too, because a call takes 0.1 us; or with ``backend="auto"``
+the rule of ``decide.py``, whose line for few rows is here too, because a call takes 0.1 us; or with ``backend="auto"``
 what the tuner has chosen (``auto_shortcuts.py``).
 """
 
@@ -17,10 +17,9 @@ from .._runtime.allocation import allocate
 from .._runtime.requirements import SuitableBackends
 from .._runtime.shortcut import capability_of
 from .auto_shortcuts import auto_bmm_fp8, auto_mm_bf16
-from .native import CONTIGUOUS, MASKED, PACKED
-from .routes import FEW_ROWS, LARGE_BF16, LARGE_FP8, SMALL_BF16, SMALL_FP8, are_streamed_faster
-from .sm90 import Sm90Functions, dense_product
-from .torch_shortcuts import torch_product, torch_scaled_mm
+from .decide import FEW_ROWS, LARGE_BF16, LARGE_FP8, SMALL_BF16, SMALL_FP8, are_streamed_faster
+from .launch import CONTIGUOUS, MASKED, PACKED, Sm90Functions, dense_product
+from .torch_product import torch_product, torch_scaled_mm
 
 __all__ = [
     "batch_deepgemm",

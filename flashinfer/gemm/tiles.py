@@ -14,8 +14,7 @@ import torch
 
 from .._runtime.dispatch import use_pdl
 from ..jit.gemm import W4_TILES, tiles_of
-from .native import BATCHED, product
-from .sm90 import Sm90Functions
+from .launch import BATCHED, Sm90Functions, product
 
 __all__ = ["BY_RULE", "product_with_tile", "tile_of", "tile_tactics", "w4_tactics"]
 

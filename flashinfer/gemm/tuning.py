@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runners of the dense products for ``backend="auto"``: torch (cuBLASLt, oneDNN) and our kernels with their tiles.
 
-Where nothing was tuned, the rule of ``routes.py`` says which runner comes first; on the CPU that is ours. On SM90 the
+Where nothing was tuned, the rule of ``decide.py`` says which runner comes first; on the CPU that is ours. On SM90 the
 tactics of our runners are tiles (``tiles.py``).
 """
 
@@ -24,9 +24,9 @@ from ..autotuner import (
 )
 from .auto_shortcuts import bf16_facts, fp8_facts
 from .bf16 import mm_bf16, torch_bf16
+from .decide import has_scaled_mm, prefers_torch_bf16, prefers_torch_fp8
 from .fp8 import bmm_fp8, torch_bmm_fp8
-from .routes import has_scaled_mm, prefers_torch_bf16, prefers_torch_fp8
-from .sm90 import is_sm90
+from .launch import is_sm90
 from .tiles import BY_RULE, product_with_tile, tile_tactics
 
 __all__ = [

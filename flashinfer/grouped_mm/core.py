@@ -15,8 +15,7 @@ from .._runtime.requirements import backend_requirement, supported_compute_capab
 from .._runtime.shortcut import with_shortcut
 from ..api_logging import flashinfer_api
 from ..gemm import shortcuts
-from ..gemm.native import PACKED
-from ..gemm.op import grouped_product
+from ..gemm.launch import PACKED, grouped_product
 from ..trace.templates.gemm_grouped import grouped_mm_bf16_trace, grouped_mm_fp8_trace
 from .cudnn import BF16_CCS, BLACKWELL_CCS, FP8_CCS, accept_bf16, accept_fp8
 

@@ -4,8 +4,6 @@
 from typing import Any
 
 from .._compat.unsupported_attention import PREFILL_NAMES as _BLACKWELL
-from ..attention.fmha_v2 import get_trtllm_fmha_v2_module as get_trtllm_fmha_v2_module
-from ..attention.fmha_v2 import trtllm_fmha_v2_prefill as trtllm_fmha_v2_prefill
 from ..attention.modules import get_batch_prefill_jit_module as get_batch_prefill_jit_module
 from ..attention.modules import get_batch_prefill_module as get_batch_prefill_module
 from ..attention.modules import get_customize_batch_prefill_module as get_customize_batch_prefill_module
@@ -18,6 +16,8 @@ from .paged import BatchPrefillWithPagedKVCacheWrapper
 from .ragged import BatchPrefillWithRaggedKVCacheWrapper
 from .single import single_prefill_with_kv_cache, single_prefill_with_kv_cache_return_lse
 from .single import single_prefill_with_kv_cache_with_jit_module as single_prefill_with_kv_cache_with_jit_module
+from .trtllm import get_trtllm_fmha_v2_module as get_trtllm_fmha_v2_module
+from .trtllm import trtllm_fmha_v2_prefill as trtllm_fmha_v2_prefill
 
 __all__ = [
     "BatchPrefillWithPagedKVCacheWrapper",

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from flashinfer._runtime import kept as kept_choices
 from flashinfer.autotuner import AutoTuner, autotune
-from flashinfer.autotuner import kept as kept_choices
 
 from .sleeper import BUCKETS, CONFIG, Sleeper, calls, inputs_of, record_choices
 

@@ -10,7 +10,8 @@ from flashinfer import utils
 from flashinfer._runtime.arch import get_compute_capability
 from flashinfer._runtime.shortcut import capability_of
 from flashinfer.autotuner import AutoTuner
-from flashinfer.fused_moe import cutlass_fused_moe, cutlass_op
+from flashinfer.fused_moe import cutlass_fused_moe
+from flashinfer.fused_moe.cutlass import call as cutlass_op
 from flashinfer.tllm_enums import ActivationType
 
 from ..hopper.devices import needs_hopper

@@ -21,7 +21,8 @@ from flashinfer._runtime.requirements import SuitableBackends
 from flashinfer._runtime.shortcut import capability_of
 from flashinfer.autotuner import AutoTuner, autotune
 from flashinfer.autotuner.profiles import shapes_of
-from flashinfer.gemm import auto_shortcuts, routes, tiles, tuning
+from flashinfer.gemm import auto_shortcuts, tiles, tuning
+from flashinfer.gemm import decide as routes
 from flashinfer.gemm.auto_shortcuts import bf16_facts, fp8_facts
 
 from ..autotuner.sleeper import record_choices

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from flashinfer.gemm.native import BATCHED, MASKED, PACKED
+from flashinfer.gemm.launch import BATCHED, MASKED, PACKED
 from flashinfer.jit.gemm import get_gemm_module
 
 from ..graphs import capture

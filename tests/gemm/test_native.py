@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer.gemm.native import BATCHED, CONTIGUOUS, MASKED, PACKED, product
+from flashinfer.gemm.launch import BATCHED, CONTIGUOUS, MASKED, PACKED, product
 
 from ..bad_arguments import check_refused
 from ..tensors import gaps_are_untouched, view_of_wider

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.gemm import bf16, routes
+from flashinfer.gemm import bf16
+from flashinfer.gemm import decide as routes
 
 from .stand_ins import on_cuda
 

@@ -15,7 +15,8 @@ from flashinfer import gemm, utils
 from flashinfer._runtime.arch import get_compute_capability
 from flashinfer._runtime.errors import ArgumentError, BackendSupportedError
 from flashinfer._runtime.shortcut import capability_of, with_shortcut
-from flashinfer.gemm import routes, shortcuts
+from flashinfer.gemm import decide as routes
+from flashinfer.gemm import shortcuts
 
 from ..hopper.devices import needs_hopper
 from .references import BF16, E4M3, E5M2, FP16, FP32, block_scales, operand

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer.gemm.native import MASKED, product, sm90_kind
+from flashinfer.gemm.launch import MASKED, product, sm90_kind
 
 from ..graphs import capture
 from ..hopper.devices import needs_hopper

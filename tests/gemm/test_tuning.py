@@ -16,7 +16,7 @@ import flashinfer
 from flashinfer import utils
 from flashinfer.autotuner import AutoTuner, autotune
 from flashinfer.gemm import tiles, tuning
-from flashinfer.gemm.sm90 import is_sm90
+from flashinfer.gemm.launch import is_sm90
 from flashinfer.jit.gemm import tiles_of
 from flashinfer.testing import timers
 from flashinfer.trace.templates import gemm as templates

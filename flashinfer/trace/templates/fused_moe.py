@@ -237,7 +237,7 @@ def _choose(
     use_wfp4afp8_humming: bool = False,
     **_: Any,
 ) -> TraceTemplate:
-    """Return the template of a call, by the rule of ``format_of`` in flashinfer/fused_moe/cutlass_formats.py."""
+    """Return the template of a call, by the rule of ``format_of`` in flashinfer/fused_moe/cutlass/formats.py."""
     if use_deepseek_fp8_block_scale:
         return _fp8_block
     if use_w4_group_scaling:

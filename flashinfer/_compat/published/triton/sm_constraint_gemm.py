@@ -13,8 +13,7 @@ import torch
 
 from flashinfer._runtime.errors import ArgumentError
 from flashinfer.api_logging import flashinfer_api
-from flashinfer.gemm.native import BATCHED
-from flashinfer.gemm.op import grouped_product
+from flashinfer.gemm.launch import BATCHED, grouped_product
 from flashinfer.trace.templates.gemm_grouped import (
     sm_constraint_gemm_descriptor_persistent_trace,
     sm_constraint_gemm_persistent_trace,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A path of published code; see :mod:`flashinfer.fused_moe.ep`."""
+"""A path of published code; see :mod:`flashinfer.moe_ep`."""

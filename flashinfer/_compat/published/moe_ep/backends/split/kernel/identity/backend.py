@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The path under which published code imports :mod:`flashinfer.fused_moe.ep.kernels`."""
+"""The path under which published code imports :mod:`flashinfer.moe_ep.kernels`."""
 
-from flashinfer.fused_moe.ep.kernels import IdentitySplitKernelBackend as IdentitySplitKernelBackend
+from flashinfer.moe_ep.kernels import IdentitySplitKernelBackend as IdentitySplitKernelBackend

@@ -7,18 +7,18 @@ from typing import Optional, Sequence, Union
 
 import torch
 
-from .. import utils
-from .._runtime.allocation import new_empty
-from .._runtime.explain_error import explain_type_errors
-from .._runtime.shortcut import with_shortcut
-from ..api_logging import flashinfer_api
-from ..tllm_enums import ActivationType, normalize_activation_type
-from ..trace.templates.fused_moe import cutlass_fused_moe_trace
-from .cutlass_checks import refuse_modes, refuse_output, refuse_profiles, refuse_ranks
-from .cutlass_formats import Format, format_of, scales_of, sharing_ranks
-from .cutlass_op import fused_moe
-from .cutlass_results import unspecified
-from .cutlass_shortcut import ordinary_fused_moe
+from ... import utils
+from ..._runtime.allocation import new_empty
+from ..._runtime.explain_error import explain_type_errors
+from ..._runtime.shortcut import with_shortcut
+from ...api_logging import flashinfer_api
+from ...tllm_enums import ActivationType, normalize_activation_type
+from ...trace.templates.fused_moe import cutlass_fused_moe_trace
+from .call import fused_moe
+from .faults import refuse_modes, refuse_output, refuse_profiles, refuse_ranks
+from .formats import Format, format_of, scales_of, sharing_ranks
+from .results import unspecified
+from .shortcut import ordinary_fused_moe
 
 __all__ = ["cutlass_fused_moe"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from .._runtime.allocation import cuda_index, new_empty
-from .._runtime.codegen_wrapper import compiler, is_traced
+from ..._runtime.allocation import cuda_index, new_empty
+from ..._runtime.codegen_wrapper import compiler, is_traced
 
 __all__ = ["kept", "unspecified"]
 

@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 
 import torch
 
-from .._runtime.errors import ArgumentError
+from ..._runtime.errors import ArgumentError
 
 __all__ = ["refuse_modes", "refuse_output", "refuse_profiles", "refuse_ranks"]
 

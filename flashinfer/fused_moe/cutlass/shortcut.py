@@ -12,14 +12,14 @@ from typing import Optional, Sequence, Union
 
 import torch
 
-from .._runtime.allocation import allocate
-from .._runtime.shortcut import capability_of
-from ..autotuner import AutoTuner
-from ..tllm_enums import ActivationType
-from .cutlass_formats import Format, sharing_ranks
-from .cutlass_op import native_fused_moe, sm90_product, w4_product
-from .cutlass_results import kept, unspecified
-from .cutlass_tuning import FEWEST_TOKENS, Product, product_tuned_before
+from ..._runtime.allocation import allocate
+from ..._runtime.shortcut import capability_of
+from ...autotuner import AutoTuner
+from ...tllm_enums import ActivationType
+from .call import native_fused_moe, sm90_product, w4_product
+from .formats import Format, sharing_ranks
+from .results import kept, unspecified
+from .tuning import FEWEST_TOKENS, Product, product_tuned_before
 
 __all__ = ["ordinary_fused_moe"]
 

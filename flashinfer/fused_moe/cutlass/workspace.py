@@ -7,13 +7,13 @@ from typing import Optional, Union
 
 import torch
 
-from .._runtime.dispatch import NativeFunction
-from .._runtime.errors import ArgumentError
-from ..jit.fused_moe.cutlass import get_fused_moe_module
-from ..tllm_enums import ActivationType, normalize_activation_type
-from .cutlass_checks import refuse_modes, refuse_ranks
-from .cutlass_formats import format_of
-from .cutlass_op import sm90_kind
+from ..._runtime.dispatch import NativeFunction
+from ..._runtime.errors import ArgumentError
+from ...jit.fused_moe.cutlass import get_fused_moe_module
+from ...tllm_enums import ActivationType, normalize_activation_type
+from .call import sm90_kind
+from .faults import refuse_modes, refuse_ranks
+from .formats import format_of
 
 __all__ = ["cutlass_fused_moe_workspace_size"]
 

@@ -7,14 +7,14 @@ from typing import Any, Optional, Sequence
 
 import torch
 
-from .._runtime.dispatch import NativeFunction, use_pdl
-from .._runtime.torch_ops import called, register_custom_op
-from ..autotuner import AutoTuner
-from ..gemm.sm90 import Sm90Devices, Sm90Functions, W4Functions
-from ..jit.fused_moe.cutlass import get_fused_moe_module
-from ..jit.gemm import get_gemm_module
-from .cutlass_formats import Format
-from .cutlass_tuning import Product, tuned_product
+from ..._runtime.dispatch import NativeFunction, use_pdl
+from ..._runtime.torch_ops import called, register_custom_op
+from ...autotuner import AutoTuner
+from ...gemm.launch import Sm90Devices, Sm90Functions, W4Functions
+from ...jit.fused_moe.cutlass import get_fused_moe_module
+from ...jit.gemm import get_gemm_module
+from .formats import Format
+from .tuning import Product, tuned_product
 
 __all__ = ["fused_moe", "native_fused_moe", "sm90_kind", "sm90_product", "w4_product"]
 

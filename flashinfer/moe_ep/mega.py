@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from ...gemm.blockscale import quantize_weight_blocks
-from ..cutlass import cutlass_fused_moe
+from ..fused_moe.cutlass.api import cutlass_fused_moe
+from ..gemm.blockscale import quantize_weight_blocks
 from .config import BootstrapConfig, FleetParams, MoEEpTensors
 from .errors import MoEEpArchError, MoEEpConfigError, MoEEpNotBuiltError
 from .kernels import MegaKernelBackend, SplitKernelBackend, register_mega_kernel, register_split_kernel

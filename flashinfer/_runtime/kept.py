@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, NamedTuple
 
-from .runner import TunableRunner
-
 __all__ = ["Choice", "KeptChoices", "NoChoices", "WatchedResults"]
 
 _MOST_CHOICES = 1 << 14
@@ -15,7 +13,7 @@ _MOST_CHOICES = 1 << 14
 class Choice(NamedTuple):
     """Choice of ``choose_one``: runner and tactic, whether they are a result (or the default), and a caller's note."""
 
-    runner: TunableRunner
+    runner: Any
     tactic: Any
     is_known: bool
     note: Any = None

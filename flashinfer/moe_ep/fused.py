@@ -8,10 +8,10 @@ from typing import Any, Optional, Sequence, Union
 
 import torch
 
-from ..._compat.tllm_enums import RoutingInputMode
-from ..api import MoEActivationPack, MoEConfig, QuantVariant
-from ..api import MoEWeightPack as PreparedWeights
-from ..layer import MoELayer
+from .._compat.tllm_enums import RoutingInputMode
+from ..fused_moe.api import MoEActivationPack, MoEConfig, QuantVariant
+from ..fused_moe.api import MoEWeightPack as PreparedWeights
+from ..fused_moe.layer import MoELayer
 from .config import BootstrapConfig, FleetParams
 from .errors import MoEEpConfigError
 from .kernels import SplitKernelBackend, SplitKernelContext, register_split_kernel

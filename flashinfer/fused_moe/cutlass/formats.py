@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional, Sequence
 
 import torch
 
-from .._runtime.errors import ArgumentError
+from ..._runtime.errors import ArgumentError
 
 __all__ = ["Format", "Scales", "format_of", "scales_of", "sharing_ranks"]
 

@@ -11,8 +11,8 @@ from .._runtime.checks import canonicalize_torch_dtype
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
 from ..api_logging import flashinfer_api
+from ..attention.block_tables import as_rows, attend_block_tables, draft_rows, split_cache, to_output
 from ..trace.templates.xqa import trtllm_batch_decode_dispatch, xqa_batch_decode_dispatch
-from .block_tables import as_rows, attend_block_tables, draft_rows, split_cache, to_output
 
 __all__ = ["trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache"]
 

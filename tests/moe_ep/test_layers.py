@@ -19,7 +19,6 @@ from flashinfer.fused_moe import (
     QuantConfig,
     RoutingConfig,
 )
-from flashinfer.fused_moe.ep import availability
 from flashinfer.moe_ep import (
     BootstrapConfig,
     CombineInputParams,
@@ -44,6 +43,7 @@ from flashinfer.moe_ep import (
     Sm90_Fp8_Fp8_Bf16_PushCuda_MegaMoeConfig,
     SplitConfig,
     SplitKernelContext,
+    availability,
 )
 from flashinfer.moe_ep.algo_knobs import HandleAlgoKnobNumReceivedTokens, HandleAlgoKnobTopKWeights
 from flashinfer.moe_ep.core.comm import fleet as fleets

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 
-from ..._runtime.knobs import knobs
+from .._runtime.knobs import knobs
 
 __all__ = ["available_backends", "have_nccl_ep", "have_nixl_ep", "supports_fault_tolerance", "warn_about_builds"]
 

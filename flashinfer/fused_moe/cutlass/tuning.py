@@ -13,8 +13,8 @@ from typing import Any, Callable, Optional, Sequence
 
 import torch
 
-from .._runtime.errors import ArgumentError
-from ..autotuner import (
+from ..._runtime.errors import ArgumentError
+from ...autotuner import (
     AutoTuner,
     DynamicTensorSpec,
     OptimizationProfile,
@@ -22,9 +22,9 @@ from ..autotuner import (
     TuningConfig,
     make_bucket_mapper,
 )
-from ..gemm.sm90 import Sm90Functions, W4Functions
-from ..gemm.tiles import tile_tactics, w4_tactics
-from ..jit.gemm import W4_KINDS, tiles_of
+from ...gemm.launch import Sm90Functions, W4Functions
+from ...gemm.tiles import tile_tactics, w4_tactics
+from ...jit.gemm import W4_KINDS, tiles_of
 
 __all__ = ["FEWEST_TOKENS", "FusedMoeTileRunner", "Product", "product_tuned_before", "tuned_product"]
 

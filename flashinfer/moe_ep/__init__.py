@@ -56,3 +56,6 @@ __all__ = [
 ]
 
 warn_about_builds()
+
+# Published module paths that only re-export, such as flashinfer.moe_ep.core.runtime, are files of this folder.
+__path__.append(f"{__path__[0].removesuffix('moe_ep')}_compat/published/moe_ep")  # noqa: F405

@@ -1,17 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The product that every function of the family calls, and its choice of a module."""
+"""The product that every function of the family calls, its choice of a module, and its op for torch.compile."""
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Callable, Optional
 
 import torch
 
 from .._runtime.dispatch import NativeFunction, use_pdl
-from ..jit.gemm import get_gemm_module
-from .sm90 import Sm90Functions, is_sm90
+from .._runtime.torch_ops import called, register_custom_op
+from ..jit.gemm import get_gemm_module, get_gemm_sm90_module, get_gemm_w4_sm90_module
 
-__all__ = ["BATCHED", "CONTIGUOUS", "MASKED", "PACKED", "product", "sm90_kind"]
+__all__ = [
+    "BATCHED",
+    "CONTIGUOUS",
+    "MASKED",
+    "PACKED",
+    "Sm90Devices",
+    "Sm90Functions",
+    "W4Functions",
+    "dense_product",
+    "grouped_product",
+    "is_sm90",
+    "product",
+    "sm90_kind",
+]
+
+
+class Sm90Devices(dict[int, bool]):
+    """CUDA devices by index: True for capability 9.0. Each device is probed once."""
+
+    def __missing__(self, index: int) -> bool:
+        self[index] = torch.cuda.get_device_capability(index) == (9, 0)
+        return self[index]
+
+
+class Sm90Functions(dict[str, Callable[..., Any]]):
+    """One function of the module of each kind, loaded on first use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __missing__(self, kind: str) -> Callable[..., Any]:
+        self[kind] = getattr(get_gemm_sm90_module(kind), self._name)
+        return self[kind]
+
+
+#: The product of ordinary matrices, which shortcuts call.
+dense_product = Sm90Functions("gemm_sm90_dense")
+
+
+class W4Functions(Sm90Functions):
+    """One function of the module of each kind of four-bit weights, loaded on first use."""
+
+    def __missing__(self, kind: str) -> Callable[..., Any]:
+        self[kind] = getattr(get_gemm_w4_sm90_module(kind), self._name)
+        return self[kind]
+
+
+_devices = Sm90Devices()
+
+
+def is_sm90(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor is on a CUDA device of capability 9.0."""
+    return tensor.is_cuda and _devices[tensor.get_device()]
+
 
 #: Groupings, in the order of ``Grouping`` in include/flashinfer/gemm.h, which defines them.
 BATCHED, CONTIGUOUS, MASKED, PACKED = range(4)
@@ -102,4 +155,39 @@ def product(
     blocks = (1, 128, 128) if granularity is None else granularity
     _native_gemm[a.is_cuda](
         out, a, b, a_scale, b_scale, bias, groups, weight_indices, grouping, *blocks, alpha, beta, pdl
+    )
+
+
+@register_custom_op("flashinfer::gemm_grouped", mutates_args=("out",))
+@called("gemm")
+def grouped_product(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: Optional[torch.Tensor],
+    b_scale: Optional[torch.Tensor],
+    groups: Optional[torch.Tensor],
+    grouping: int,
+    scale_m: int = 0,
+    scale_n: int = 0,
+    scale_k: int = 0,
+    expected_m: int = 0,
+    weight_indices: Optional[torch.Tensor] = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> None:
+    """Call :func:`product` with the granularity as three integers, 0 for whole tensors."""
+    product(
+        out,
+        a,
+        b,
+        a_scale=a_scale,
+        b_scale=b_scale,
+        groups=groups,
+        weight_indices=weight_indices,
+        grouping=grouping,
+        granularity=(scale_m, scale_n, scale_k) if scale_m else None,
+        alpha=alpha,
+        beta=beta,
+        expected_m=expected_m,
     )

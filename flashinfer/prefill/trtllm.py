@@ -18,14 +18,14 @@ from .._runtime.explain_error import explain_type_errors
 from .._runtime.knobs import knobs
 from .._runtime.log import say
 from ..api_logging import flashinfer_api
+from ..attention.block_tables import to_output
+from ..attention.index_arrays import to_host
+from ..attention.modules import get_batch_prefill_module, get_customize_batch_prefill_module
+from ..attention.options import CAUSAL, CUSTOM, FP8, NON_CAUSAL, alibi_slopes
+from ..attention.scales import number_on_host, scale_logits
 from ..jit.attention.front_doors import gen_fmha_v2_module, prompt_decl
 from ..jit.utils import filename_safe_dtype_map as _short
 from ..trace.templates.fmha_v2 import fmha_v2_trace
-from .block_tables import to_output
-from .index_arrays import to_host
-from .modules import get_batch_prefill_module, get_customize_batch_prefill_module
-from .options import CAUSAL, CUSTOM, FP8, NON_CAUSAL, alibi_slopes
-from .scales import number_on_host, scale_logits
 
 __all__ = ["trtllm_fmha_v2_prefill"]
 
