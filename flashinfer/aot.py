@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import logging
 import os
 import shutil
 import time
@@ -66,6 +67,8 @@ FAMILIES = (
     "api_log_stats",
 )
 _ATTENTION = ("decode", "prefill", "mla")
+
+logger = logging.getLogger("flashinfer.jit")
 
 # Modules of the published package that this package does not have.
 gen_cudnn_fmha_module = needs("gen_cudnn_fmha_module", "pre-built cuDNN kernels, which this package does not have", "")
@@ -169,9 +172,7 @@ def copy_built_kernels(jit_specs: Iterable[JitSpec], out_dir: Path) -> None:
 def _targets_of(spec: JitSpec) -> list[str]:
     if spec.backend == "cpu":
         return [target_tag(spec.cpu_target)]
-    majors = spec.supported_major_versions
-    targets = sorted(current_compilation_context.TARGET_CUDA_ARCHS)
-    return [f"{major}{minor}" for major, minor in targets if majors is None or major in majors]
+    return [f"{major}{minor}" for major, minor in spec.cuda_targets]
 
 
 def select_modules(config: dict[str, Any]) -> list[JitSpec]:
@@ -188,6 +189,15 @@ def select_modules(config: dict[str, Any]) -> list[JitSpec]:
         families = ", ".join(config.get("families", FAMILIES))
         raise ArgumentError(f"aot: families must have modules for the targets, got {families} for the CPU alone")
     return specs
+
+
+def left_out_lines(specs: Iterable[JitSpec]) -> list[str]:
+    """Return a line for each module and target that it is not built for, because a block there is too small for it."""
+    return [
+        f"{spec.name} is not built for {major}.{minor}: it {reason}"
+        for spec in specs
+        for (major, minor), reason in sorted(spec.left_out.items())
+    ]
 
 
 def compile_and_package_modules(
@@ -231,6 +241,8 @@ def compile_and_package_modules(
     vars(jit_env).update(rebound)
     try:
         specs = select_modules(config)
+        for line in left_out_lines(specs):
+            logger.warning("%s", line)
         build_jit_specs(specs, verbose=verbose, skip_prebuilt=skip_prebuilt, progress=ProgressBar)
         if out_dir is not None:
             copy_built_kernels((s for s in specs if not (skip_prebuilt and s.is_aot)), Path(out_dir))

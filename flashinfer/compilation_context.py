@@ -38,19 +38,19 @@ COMMON_NVCC_FLAGS = ["-DFLASHINFER_ENABLE_FP8_E8M0", "-DFLASHINFER_ENABLE_FP4_E2
 _TOKEN = re.compile(r"(\d{1,2})\.(\d)([af]?)")
 
 
-def _gencode(target: Target) -> str:
+def gencode(target: Target) -> str:
     name = f"{target[0]}{target[1]}"
     return f"-gencode=arch=compute_{name},code=sm_{name}"
 
 
-sm90a_nvcc_flags = [_gencode((9, "0a")), *COMMON_NVCC_FLAGS]
-sm100a_nvcc_flags = [_gencode((10, "0a")), *COMMON_NVCC_FLAGS]
-sm100f_nvcc_flags = [_gencode((10, "0f")), *COMMON_NVCC_FLAGS]
-sm103a_nvcc_flags = [_gencode((10, "3a")), *COMMON_NVCC_FLAGS]
-sm110a_nvcc_flags = [_gencode((11, "0a")), *COMMON_NVCC_FLAGS]
-sm120a_nvcc_flags = [_gencode((12, "0a")), *COMMON_NVCC_FLAGS]
-sm120f_nvcc_flags = [_gencode((12, "0f")), *COMMON_NVCC_FLAGS]
-sm121a_nvcc_flags = [_gencode((12, "1a")), *COMMON_NVCC_FLAGS]
+sm90a_nvcc_flags = [gencode((9, "0a")), *COMMON_NVCC_FLAGS]
+sm100a_nvcc_flags = [gencode((10, "0a")), *COMMON_NVCC_FLAGS]
+sm100f_nvcc_flags = [gencode((10, "0f")), *COMMON_NVCC_FLAGS]
+sm103a_nvcc_flags = [gencode((10, "3a")), *COMMON_NVCC_FLAGS]
+sm110a_nvcc_flags = [gencode((11, "0a")), *COMMON_NVCC_FLAGS]
+sm120a_nvcc_flags = [gencode((12, "0a")), *COMMON_NVCC_FLAGS]
+sm120f_nvcc_flags = [gencode((12, "0f")), *COMMON_NVCC_FLAGS]
+sm121a_nvcc_flags = [gencode((12, "1a")), *COMMON_NVCC_FLAGS]
 
 
 def cutlass_supports_sm107() -> bool:
@@ -162,4 +162,4 @@ class CompilationContext:
                 f"No supported CUDA architectures found for major versions {supported_major_versions}. "
                 f"Targets: {present} (from FLASHINFER_CUDA_ARCH_LIST, else the visible GPUs)."
             )
-        return [_gencode(target) for target in sorted(targets)] + COMMON_NVCC_FLAGS
+        return [gencode(target) for target in sorted(targets)] + COMMON_NVCC_FLAGS

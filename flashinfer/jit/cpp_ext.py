@@ -15,6 +15,7 @@ from typing import Callable, Mapping, Optional, Sequence, Union
 
 from .._runtime.knobs import knobs
 from .._runtime.log import say
+from ..compilation_context import gencode
 from . import env as jit_env
 from .context import current_compilation_context
 from .cpu_targets import march
@@ -202,6 +203,8 @@ def _cuda_flags(spec: ModuleSpec, debug: bool) -> list[str]:
         flags += ["-ccbin", str(compiler) if before or given else knobs.cc]
         flags += [word for flag in given for word in ("-Xcompiler", flag)]
     targets = current_compilation_context.get_nvcc_flags_list(spec.supported_major_versions)
+    left_out = {gencode(target) for target in spec.left_out}
+    targets = [flag for flag in targets if flag not in left_out]
     if any("-gencode" in f or f.startswith(("-arch", "--gpu-architecture")) for f in spec.extra_cuda_cflags):
         targets = [f for f in targets if "-gencode" not in f]  # the module names its own targets
     return flags + targets

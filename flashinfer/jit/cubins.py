@@ -30,14 +30,12 @@ __all__ = ["build_cubins", "main", "write_checksums"]
 def _commands(spec: JitSpec, folder: Path) -> Iterator[tuple[list[str], Path]]:
     """Yield the nvcc command of each kernel unit for each target, and the file that it writes."""
     commands = Commands(spec)
-    majors = spec.supported_major_versions
-    targets = [t for t in sorted(current_compilation_context.TARGET_CUDA_ARCHS) if majors is None or t[0] in majors]
     for unit in commands.units:
         if unit.tool != "nvcc":
             continue
         words = shlex.split(commands.compile(unit))
         words = [word for word in words if not word.startswith(("-gencode", "-Xfatbin", "--threads"))]
-        for major, minor in targets:
+        for major, minor in spec.cuda_targets:
             path = folder / spec.name / f"{unit.source.stem}.sm_{major}{minor}.cubin"
             yield [*words, f"-arch=sm_{major}{minor}", "-cubin", str(unit.source), "-o"], path
 

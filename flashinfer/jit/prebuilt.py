@@ -18,11 +18,10 @@ import logging
 import re
 import sys
 from pathlib import Path
-from typing import Iterator, Mapping, Optional
+from typing import Iterator, Mapping, Optional, Sequence
 
 from .._runtime.knobs import knobs
 from . import env as jit_env
-from .context import current_compilation_context
 from .cpu_targets import supported_levels, target_tag
 from .trust import refusal
 from .utils import write_atomically
@@ -48,16 +47,16 @@ def prebuilt_folders(backend: str, cpu_target: str = "") -> Iterator[Path]:
     yield root
 
 
-def find_prebuilt(name: str, backend: str, cpu_target: str = "", majors: Optional[list[int]] = None) -> Optional[Path]:
+def find_prebuilt(name: str, backend: str, cpu_target: str = "", targets: Sequence[Target] = ()) -> Optional[Path]:
     """Return the pre-built library of a module that runs on this machine; None if there is none.
 
-    ``majors`` are those that the module is compiled for; None stands for all of them.
+    ``targets`` are the CUDA targets that the library must have code for.
     """
     if _is_foreign(jit_env.FLASHINFER_AOT_DIR):
         return None
     for folder in prebuilt_folders(backend, cpu_target):
         library = folder / name / f"{name}.so"
-        if library.exists() and _is_trusted(folder, library) and (backend == "cpu" or _covers(library, majors)):
+        if library.exists() and _is_trusted(folder, library) and (backend == "cpu" or _covers(library, targets)):
             return library
     return None
 
@@ -90,15 +89,14 @@ def _is_trusted(folder: Path, library: Path) -> bool:
     return reason is None
 
 
-def _covers(library: Path, majors: Optional[list[int]]) -> bool:
-    """Tell whether a CUDA library has code for each target of this machine; without a target, everything is taken."""
+def _covers(library: Path, targets: Sequence[Target]) -> bool:
+    """Tell whether a CUDA library has code for each target; without a target, everything is taken."""
     root = library.parents[1]
     recorded = read_index(root).get(str(library.relative_to(root)), {}).get("targets")
     if recorded is None:
         return True
     recorded = list(map(str, recorded)) if isinstance(recorded, list) else []  # a damaged index names no target
-    wanted = {t for t in current_compilation_context.TARGET_CUDA_ARCHS if majors is None or t[0] in majors}
-    missing = [target for target in sorted(wanted) if not any(_runs(has, target) for has in recorded)]
+    missing = [target for target in targets if not any(_runs(has, target) for has in recorded)]
     if missing:
         _warn_missing(str(root), " ".join(recorded), " ".join(f"{major}{minor}" for major, minor in missing))
     return not missing

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Mapping, Optional
 
 from . import env as jit_env
-from .prebuilt import find_prebuilt
+from .context import current_compilation_context
+from .prebuilt import Target, find_prebuilt
 
 __all__ = ["ModuleSpec"]
 
@@ -32,6 +33,7 @@ class ModuleSpec:
     host_sources: frozenset[Path] = frozenset()  #: ``.cu`` files without kernels, for the host compiler with -O2
     generated: Mapping[Path, str] = field(default_factory=dict)  #: sources written inside the build lock
     supported_major_versions: Optional[list[int]] = None  #: limits the targets to these majors
+    left_out: Mapping[Target, str] = field(default_factory=dict)  #: targets that cannot hold the module, and the reason
     cpu_target: str = ""  #: instruction set of a CPU module built ahead of time; empty: all that this machine has
 
     def __post_init__(self) -> None:
@@ -58,8 +60,19 @@ class ModuleSpec:
         return jit_env.jit_dir(self.backend, self.cpu_target) / f"{self.name}.lock"
 
     @property
+    def cuda_targets(self) -> list[Target]:
+        """Return the CUDA targets that the module is compiled for, in ascending order."""
+        majors = self.supported_major_versions
+        return [
+            target
+            for target in sorted(current_compilation_context.TARGET_CUDA_ARCHS)
+            if (majors is None or target[0] in majors) and target not in self.left_out
+        ]
+
+    @property
     def _prebuilt(self) -> Optional[Path]:
-        return find_prebuilt(self.name, self.backend, self.cpu_target, self.supported_major_versions)
+        targets = self.cuda_targets if self.backend == "cuda" else ()
+        return find_prebuilt(self.name, self.backend, self.cpu_target, targets)
 
     @property
     def aot_path(self) -> Path:

@@ -4,13 +4,17 @@ pairs that do not fit into shared memory are refused before anything is compiled
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 from flashinfer._runtime.errors import ArgumentError
+from flashinfer.aot import FAMILIES, gen_family_modules, left_out_lines
 from flashinfer.jit.attention import gen_batch_mla_module, gen_batch_prefill_module, gen_mla_modules
 from flashinfer.jit.context import current_compilation_context
+from flashinfer.jit.cpp_ext import module_flags
 
 from .inputs import Batch
 from .reference import Attention
@@ -37,9 +41,10 @@ def test_pairs(pair, dtype):
 
 
 @pytest.fixture
-def target(request, monkeypatch) -> None:
+def target(request, monkeypatch) -> str:
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", request.param)
     monkeypatch.setattr(current_compilation_context, "_known", None)
+    return request.param
 
 
 F16 = (torch.float16,) * 3
@@ -52,7 +57,7 @@ F16 = (torch.float16,) * 3
         ("8.0", (896, 896), 166912),
         ("8.0", (1024, 64), 166912),  # only tiles of 128 rows are too large
         ("8.6", (512, 512), 101376),
-        ("8.6 9.0a", (512, 512), 101376),  # the smaller of both
+        ("8.6 9.0a", (1168, 1168), 232448),  # the larger of both
         ("7.5", (320, 256), 65536),
     ],
     indirect=["target"],
@@ -69,6 +74,33 @@ def test_mla_where_it_does_not_fit(target):
     with pytest.raises(ArgumentError, match="got 576 and 512"):
         gen_batch_mla_module("fa2", *F16, torch.int32, 512, 64, False, device="cuda")
     assert not list(gen_mla_modules())
+
+
+#: Target lists whose smallest block cannot hold the MLA kernels, and the targets that can.
+LISTS = {
+    "8.9 9.0a": ["90a"],
+    "8.0 8.9 9.0a": ["80", "90a"],
+    "7.5 8.0 8.9 9.0a 10.0a 11.0a 12.0f": ["80", "90a", "100a", "110a"],
+}
+
+
+@pytest.mark.parametrize("target", LISTS, indirect=True)
+def test_mla_is_built_for_the_targets_that_hold_it(target):
+    built = {spec.name: [f"{major}{minor}" for major, minor in spec.cuda_targets] for spec in gen_mla_modules()}
+    assert len(built) == 4  # two dtypes, with and without Hopper's own instructions
+    assert all(targets == (["90a"] if name.endswith("fa3") else LISTS[target]) for name, targets in built.items())
+
+
+@pytest.mark.parametrize("target", ["7.5 8.0 8.9 9.0a 10.0a 11.0a 12.0f"], indirect=True)
+def test_list_of_many_targets_builds_every_family(target):
+    """Check that each family has modules, and that flags, records and the log agree on what is left out."""
+    assert all(any(gen_family_modules(family)) for family in FAMILIES)
+    spec = gen_batch_prefill_module("fa2", *F16, torch.int32, 256, 256, 0, False, False, False, device="cuda")
+    assert list(spec.left_out) == [(7, "5")]
+    assert not any("sm_75" in flag for flag in module_flags(spec).cuda)
+    assert any("sm_80" in flag for flag in module_flags(spec).cuda)
+    (line,) = left_out_lines([spec])
+    assert re.fullmatch(rf"{spec.name} is not built for 7.5: it needs \d+ bytes .*, and 65536 are there", line)
 
 
 @pytest.mark.parametrize("target", ["9.0a"], indirect=True)

@@ -45,10 +45,10 @@ def compiled(nvcc: Path, folder: Path, lines: list[str]) -> subprocess.Completed
 
 def test_sizes(nvcc, tmp_path):
     lines = [
-        f'static_assert(SharedLimitOf({major}{minor.rstrip("af")}0) == {shared_limit([(major, minor)])}, "");'
+        f'static_assert(SharedLimitOf({major}{minor.rstrip("af")}0) == {shared_limit((major, minor))}, "");'
         for major, minor in TARGETS
     ]
-    limit = shared_limit([(9, "0a")])
+    limit = shared_limit((9, "0a"))
     cases = [((*pair, *sizes, False), kind) for kind, sizes in KINDS.items() for pair in PAIRS]
     cases += [((576, 512, *sizes, True), kind) for kind, sizes in list(KINDS.items())[:2]]
     compared = 0
@@ -72,7 +72,7 @@ def test_sizes(nvcc, tmp_path):
 def test_the_largest_heads(nvcc, tmp_path, head_dim, fits):
     """Check that the assertion in the kernel fails exactly where the rule says so."""
     heads = Heads(head_dim, head_dim, 2, 2, 4, False)
-    assert (prefill_bytes(heads, 64) <= shared_limit([(9, "0a")])) == fits
+    assert (prefill_bytes(heads, 64) <= shared_limit((9, "0a"))) == fits
     stub = f"Stub<{head_dim}, {head_dim}, __half, false>"
     result = compiled(nvcc, tmp_path, [f"constexpr int BYTES = PrefillBytes<{stub}, 64>();"])
     assert (result.returncode == 0) == fits, result.stderr

@@ -123,7 +123,7 @@ class AttentionModule:
             )
         if self.backend == "fa3":
             self._check_hopper()
-        elif self.device == "cuda":
+        elif self.device == "cuda" and not self.is_sm90:
             self._check_shared_memory()
         tensors = dict(self.params.tensors)
         if self.is_nvfp4 and not all(name in tensors for name, _ in NVFP4_TENSORS):
@@ -166,18 +166,29 @@ class AttentionModule:
             refuse("keys must be multiplied as stored", "a transform of keys in the kernel")
 
     def _check_shared_memory(self) -> None:
+        """Refuse a module that no target can hold. Without a target, that is reported when something is compiled."""
         targets = current_compilation_context.TARGET_CUDA_ARCHS
-        if not targets or self.is_sm90:  # no target: reported when something is to be compiled
-            return
-        limit = shared_limit(targets)
-        tile = max(self.tiles, key=self.shared_bytes)
-        if self.shared_bytes(tile) > limit:
+        if targets and len(self.left_out) == len(targets):
+            tile = max(self.tiles, key=self.shared_bytes)
+            limit = max(shared_limit(target) for target in targets)
             names = " ".join(f"{major}.{minor}" for major, minor in sorted(targets))
             raise ArgumentError(
                 f"{self.kind}: head_dim_qk and head_dim_vo must fit into {limit} bytes of shared memory (of a block on "
                 f"{names}), got {self.head_dim_qk} and {self.head_dim_vo}, which need {self.shared_bytes(tile)} "
                 f"(tiles of {tile} rows)"
             )
+
+    @property
+    def left_out(self) -> dict[tuple[int, str], str]:
+        """Return the targets whose blocks have too little shared memory for a kernel of the module, and the bytes."""
+        if self.device == "cpu" or self.is_sm90 or self.backend == "fa3":
+            return {}
+        needed = max(map(self.shared_bytes, self.tiles))
+        return {
+            target: f"needs {needed} bytes of shared memory of a block, and {shared_limit(target)} are there"
+            for target in current_compilation_context.TARGET_CUDA_ARCHS
+            if needed > shared_limit(target)
+        }
 
     def shared_bytes(self, tile: int) -> int:
         """Return the bytes of shared memory that the CUDA kernel for tiles of ``tile`` rows needs at least."""
@@ -355,7 +366,8 @@ class AttentionModule:
             ],
             backend=self.device,
             host_sources=frozenset(launchers),
-            supported_major_versions=[9] if self.backend == "fa3" else None,
+            supported_major_versions=[9] if self.backend == "fa3" or self.is_sm90 else None,
+            left_out=self.left_out,
             generated={
                 **units,
                 directory / "attention_params.inc": self._config(),

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Iterator, Optional
 
 import torch
@@ -33,6 +34,8 @@ __all__ = [
     "gen_single_decode_module",
     "gen_single_prefill_module",
 ]
+
+logger = logging.getLogger("flashinfer.jit")
 
 #: Generators that published code looks for in this module; they are defined in customize.py, which imports this one.
 _CUSTOMIZE = "gen_customize_"
@@ -299,12 +302,13 @@ def gen_prefill_modules(backend: str = "cuda") -> Iterator[JitSpec]:
 
 
 def gen_mla_modules(backend: str = "cuda") -> Iterator[JitSpec]:
-    """Generate the MLA modules that AOT pre-builds and a warm-up loads; none for targets with too little shared memory.
+    """Generate the MLA modules that AOT pre-builds and a warm-up loads; none where no target has the shared memory.
 
     The call raises an error there.
     """
     targets = current_compilation_context.TARGET_CUDA_ARCHS if backend == "cuda" else ()
-    if targets and prefill_bytes(_MLA_HEADS, _PREFILL_TILE) > shared_limit(targets):
+    if targets and prefill_bytes(_MLA_HEADS, _PREFILL_TILE) > max(map(shared_limit, targets)):
+        logger.warning("no MLA module is built: none of the targets has the shared memory that a block of it needs")
         return
     for dtype in _DTYPES:
         yield gen_batch_mla_module("fa2", dtype, dtype, dtype, torch.int32, 512, 64, False, device=backend)

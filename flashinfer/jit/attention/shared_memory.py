@@ -7,7 +7,7 @@ keys per step; ``tests/cuda_compile/test_shared_memory.py`` compares.
 
 from __future__ import annotations
 
-from typing import Iterable, NamedTuple
+from typing import NamedTuple
 
 __all__ = ["Heads", "decode_bytes", "prefill_bytes", "shared_limit"]
 
@@ -37,9 +37,9 @@ class Heads(NamedTuple):
     is_latent: bool  #: MLA: values are columns of the keys
 
 
-def shared_limit(targets: Iterable[tuple[int, str]]) -> int:
-    """Return the bytes of shared memory that a block may use on all targets, such as ``{(9, "0a")}``."""
-    return min(_LIMITS.get((major, int(minor.rstrip("af"))), 99 * _KIB) for major, minor in targets)
+def shared_limit(target: tuple[int, str]) -> int:
+    """Return the bytes of shared memory that a block may use on a target such as ``(9, "0a")``."""
+    return _LIMITS.get((target[0], int(target[1].rstrip("af"))), 99 * _KIB)
 
 
 def _pitch(columns: int, bytes_each: int) -> int:
