@@ -27,7 +27,7 @@ from . import env as jit_env
 from .context import current_compilation_context
 from .cpp_ext import find_ninja, group_ninja_text, ninja_text, translation_units, watch_ninja
 from .load import is_fresh, load, load_fresh, staleness, try_load
-from .manifest import manifest_path, source_digests, write_manifest
+from .manifest import manifest_path, source_digests, unreadable, write_manifest
 from .progress import ProgressBar, ProgressLine
 from .spec import ModuleSpec
 from .utils import make_folder, write_atomically, write_if_different
@@ -138,8 +138,14 @@ def built(
 
 def _check_sources(spec: ModuleSpec) -> None:
     for source in spec.sources:
-        if source not in spec.generated and not source.is_file():
-            raise RuntimeError(f"{spec.name}: source {source} does not exist")
+        if source in spec.generated:
+            continue
+        try:
+            open(source, "rb").close()
+        except PermissionError as error:
+            raise RuntimeError(f"{spec.name}: source {unreadable(source, error)}") from error
+        except OSError as error:
+            raise RuntimeError(f"{spec.name}: source {source} does not exist") from error
 
 
 def _check_trust(spec: ModuleSpec) -> None:
@@ -155,9 +161,11 @@ def _explain_os_error(spec: ModuleSpec) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        reason = staleness(spec) or "it does not load"  # root may have built it from a file that others may not read
+        why = "" if reason == "not built" else f". The module there is not used: {reason}"
         raise RuntimeError(
             f"{spec.name}: cannot write to the cache directory {spec.build_dir} ({error.strerror or error}); "
-            "free space there or set FLASHINFER_WORKSPACE_BASE to another directory"
+            f"free space there or set FLASHINFER_WORKSPACE_BASE to another directory{why}"
         ) from error
 
 

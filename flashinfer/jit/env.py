@@ -189,7 +189,7 @@ def warn_untrusted(reason: str) -> None:
 
 def _package_data(name: str) -> Path:
     installed = _PACKAGE / "data" / name
-    return installed if installed.exists() else _PACKAGE.parent / name
+    return installed if os.path.exists(installed) else _PACKAGE.parent / name
 
 
 def companion_version(package: str) -> Optional[str]:

@@ -15,7 +15,7 @@ import re
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Optional
+from typing import Any, BinaryIO, Callable, Optional, Union
 
 from ..version import __version__
 from . import env as jit_env
@@ -121,10 +121,17 @@ def _content(spec: ModuleSpec, path: Path) -> bytes:
     return spec.generated[path].encode() if path in spec.generated else path.read_bytes()
 
 
+def unreadable(path: Union[Path, str], error: OSError) -> str:
+    """Return the words for a file that this user may not read, as where root has made an image for others."""
+    return f"{path} cannot be read ({error.strerror or error})"
+
+
 def _read_manifest(library: Path) -> Optional[dict[str, Any]]:
-    """Return the manifest; None if there is none, or none that we wrote."""
+    """Return the manifest; None if there is none, or none that we wrote. PermissionError if it cannot be read."""
     try:
         manifest = json.loads(manifest_path(library).read_bytes())
+    except PermissionError:
+        raise
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(manifest, dict) or "library" not in manifest:
@@ -147,7 +154,10 @@ def staleness(spec: ModuleSpec, library: Path) -> Optional[str]:
 
 def open_fresh(spec: ModuleSpec, library: Path) -> tuple[Optional[str], Optional[BinaryIO]]:
     """Return the reason why ``library`` is stale, or the open fresh file: another file may take its name any time."""
-    manifest = _read_manifest(library)
+    try:
+        manifest = _read_manifest(library)
+    except PermissionError as error:
+        return unreadable(manifest_path(library), error), None
     reason = "not built" if manifest is None else _difference(spec, manifest)
     if manifest is None or reason is not None:
         return reason, None
@@ -157,6 +167,8 @@ def open_fresh(spec: ModuleSpec, library: Path) -> tuple[Optional[str], Optional
             return None, file
         file.close()
         return "library changed", None
+    except PermissionError as error:
+        return unreadable(library, error), None
     except OSError:
         return "library missing", None
 
@@ -165,6 +177,8 @@ def _difference(spec: ModuleSpec, manifest: dict[str, Any]) -> Optional[str]:
     """Return the first thing, other than the library, that changed since ``manifest`` was written."""
     try:
         now = identity(spec)
+    except PermissionError as error:
+        return unreadable(error.filename, error)
     except OSError as error:
         return f"source missing: {error}"
     for key, value in now.items():
@@ -175,6 +189,8 @@ def _difference(spec: ModuleSpec, manifest: dict[str, Any]) -> Optional[str]:
         try:
             if _digest(_content(spec, Path(expand(path, tokens)))) != digest:
                 return f"{path} changed"
+        except PermissionError as error:
+            return unreadable(expand(path, tokens), error)
         except OSError:
             return f"{path} is gone"
     for tool, path in _compilers(spec).items():

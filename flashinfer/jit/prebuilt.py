@@ -56,9 +56,22 @@ def find_prebuilt(name: str, backend: str, cpu_target: str = "", targets: Sequen
         return None
     for folder in prebuilt_folders(backend, cpu_target):
         library = folder / name / f"{name}.so"
-        if library.exists() and _is_trusted(folder, library) and (backend == "cpu" or _covers(library, targets)):
+        if _exists(library) and _is_trusted(folder, library) and (backend == "cpu" or _covers(library, targets)):
             return library
     return None
+
+
+def _exists(library: Path) -> bool:
+    """Tell whether there is a library. One in a folder that this user may not enter is none; say so once."""
+    try:
+        library.stat()
+    except PermissionError as error:
+        if knobs.aot_dir:
+            jit_env.warn_untrusted(f"{library.parent} cannot be read ({error.strerror})")
+        return False
+    except (OSError, ValueError):  # none there, or NUL in FLASHINFER_AOT_DIR
+        return False
+    return True
 
 
 def _is_foreign(root: Path) -> bool:

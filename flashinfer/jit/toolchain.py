@@ -86,7 +86,7 @@ def find_nvcc() -> Optional[Path]:
 
 def _toolkit_of(nvcc: Path) -> Path:
     for home in (knobs.cuda_home, knobs.cuda_path, str(nvcc.resolve().parent.parent)):
-        if home and (Path(home) / "include" / "cuda_runtime.h").exists():
+        if home and os.path.exists(Path(home) / "include" / "cuda_runtime.h"):
             return Path(home).absolute()
     return _toolkit_behind(nvcc)
 
@@ -98,7 +98,7 @@ def _toolkit_behind(nvcc: Path) -> Path:
         [str(nvcc), "--dryrun", "-E", "-x", "cu", "/dev/null"], capture_output=True, text=True, check=False
     )
     match = re.search(r"_HERE_=(.+)", dry_run.stderr + dry_run.stdout)
-    if match and (Path(match[1]).parent / "include" / "cuda_runtime.h").exists():
+    if match and os.path.exists(Path(match[1]).parent / "include" / "cuda_runtime.h"):
         return Path(match[1]).parent
     return nvcc.resolve().parent.parent
 
@@ -158,7 +158,7 @@ def find_ninja() -> str:
         import ninja
 
         binary = Path(getattr(ninja, "BIN_DIR", "")) / "ninja"
-        if binary.exists():
+        if os.path.exists(binary):
             return str(binary)
     found = shutil.which("ninja")
     if found is None:

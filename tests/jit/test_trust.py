@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from flashinfer._runtime.errors import MissingJITCacheError
 from flashinfer.jit import build_jit_specs
 from flashinfer.jit import env as jit_env
+from flashinfer.jit.manifest import manifest_path
+from flashinfer.jit.toolchain import tvm_ffi_paths
 
 from .toolbox import Workshop, in_processes
 
@@ -130,21 +133,57 @@ def test_own_cache_whatever_the_umask(workshop, umask):
     assert len(workshop.calls) == 4
 
 
-@needs_root
-def test_cache_of_root_is_loaded_by_others(monkeypatch):
-    """Check an image made by root and run as another user, for whom the cache is read-only."""
+@pytest.fixture
+def image(monkeypatch):
+    """Return a workshop that other users can read, with all that its modules include.
+
+    The checkout and its ``.venv`` may lie in a private folder, such as the home of root.
+    """
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         image = Workshop(Path(folder) / "image")
         monkeypatch.setenv("CXX", str(image.cxx))
         monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(image.base))
-        image.spec().build()
+        monkeypatch.setitem(vars(jit_env), "FLASHINFER_CSRC_DIR", image.src)
+        monkeypatch.setitem(vars(jit_env), "FLASHINFER_INCLUDE_DIR", image.src)
+        shutil.copytree(tvm_ffi_paths()[0], image.src / "tvm_ffi")
+        yield image
 
-        def load(_):
-            os.seteuid(SOMEBODY)
-            return image.spec().build_and_load().answer()
 
-        assert in_processes(1, load) == [42]
+def spec_of(image):
+    return image.spec(extra_include_paths=[image.src / "tvm_ffi"])
+
+
+@needs_root
+def test_cache_of_root_is_loaded_by_others(image):
+    """Check an image made by root and run as another user, for whom the cache is read-only."""
+    spec_of(image).build()
+
+    def load(_):
+        os.seteuid(SOMEBODY)
+        return spec_of(image).build_and_load().answer()
+
+    assert in_processes(1, load) == [42]
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["answer.h", "tiny.cpp", "manifest", "library"])
+def test_image_with_a_file_that_others_cannot_read(image, what):
+    """Check that the message names the file: the module is stale for this user, who cannot build it either."""
+    spec = spec_of(image)
+    spec.build()
+    library = spec.jit_library_path
+    files = {"manifest": manifest_path(library), "library": library}
+    secret = files.get(what, image.src / what)
+    secret.chmod(0o600)
+
+    def load(_):
+        os.seteuid(SOMEBODY)
+        return spec_of(image).build_and_load()
+
+    (text,) = in_processes(1, load)
+    assert f"{secret} cannot be read (Permission denied)" in text, text
+    assert (f"cannot write to the cache directory {library.parent}" in text) == (what != "tiny.cpp")
 
 
 @needs_root
