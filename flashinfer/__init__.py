@@ -79,6 +79,7 @@ _ON_USE = (
     "grouped_mm",
     "integrations",
     "logits_processor",
+    "mhc",
     "moe_ep",
     "profiler",
     "recurrent",

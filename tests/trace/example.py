@@ -65,6 +65,9 @@ them with what this program writes; run it again after changing a template or a 
     merge_state_h32_d128.json
     merge_state_in_place_h32_d128.json
     merge_states_h32_d128.json
+    mhc_post_h7168.json
+    mhc_pre_big_fuse_h7168.json
+    mhc_pre_big_fuse_with_prenorm_h7168.json
     min_p_sampling_v128256.json
     mla_rope_quantize_fp8_h128_rope64.json
     mm_bf16_n256_k7168.json
@@ -142,6 +145,7 @@ import torch
 import flashinfer
 import flashinfer.fused_moe
 import flashinfer.gemm  # the package imports it on first use
+import flashinfer.mhc
 
 OUT = Path(__file__).parent / "fi_trace_out"
 
@@ -197,6 +201,7 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from gemm_calls()
     yield from expert_layer_calls()
     yield from moe_calls()
+    yield from mhc_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
 
 
@@ -303,6 +308,16 @@ def moe_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     mono |= {"activations_in": bf16(8, 256), "router_logits": bf16(8, 16), "top_k": 8}
     yield moe.mono_moe, mono
     yield moe.mono_moe, {**mono, "scoring_func": "sigmoid"}
+
+
+def mhc_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return calls at the width of DeepSeek V4."""
+    mhc, hidden = flashinfer.mhc, 7168
+    weights = {"post_layer_mix": fp32(16, 4), "comb_res_mix": fp32(16, 4, 4)}
+    yield mhc.mhc_post, {"x": bf16(16, hidden), "residual": bf16(16, 4, hidden), **weights}
+    streams = {"residual": bf16(16, 4, hidden), "mhc_scale": fp32(3), "mhc_base": fp32(24)}
+    yield mhc.mhc_pre_big_fuse, {"dot_mix": fp32(16, 24), "sqrsum": fp32(16), **streams, "k": 4 * hidden}
+    yield mhc.mhc_pre_big_fuse_with_prenorm, {"dot_mix": fp32(16, 24), **streams}
 
 
 def lora_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
