@@ -16,6 +16,7 @@ _gc_was_enabled = _gc.isenabled()
 _gc.disable()
 try:
     from . import jit as jit
+    from . import utils as utils  # first: _runtime.probes reads its names
     from ._compat.tllm_enums import *
     from ._compat.unsupported_attention import *
     from ._compat.unsupported_norm import *

@@ -63,7 +63,7 @@ def cutlass_supports_sm107() -> bool:
 
 def _cuda_has_families() -> bool:
     """Return True if nvcc knows ``f`` targets and sm_121 (CUDA 12.9 on), or if there is no nvcc to ask."""
-    from .jit.cpp_ext import get_cuda_version
+    from .jit.toolchain import get_cuda_version
 
     release = get_cuda_version().release[:2]
     return release == (0, 0) or release >= (12, 9)

@@ -132,6 +132,8 @@ def build_fi_trace_fn(
     return fi_trace
 
 
+TraceTemplate.build_fi_trace_fn = build_fi_trace_fn
+
 # The dict inside os.environ: a lookup takes 0.02 us, os.environ.get() 0.8.
 _environment: Any = getattr(os.environ, "_data", os.environ)
 _SWITCH = type(knobs).trace_dump.variable

@@ -11,9 +11,9 @@ from typing import Any, Sequence
 
 import torch
 
+from ._runtime.arch import get_compute_capability as get_compute_capability
 from ._runtime.errors import ArgumentError, LibraryError
 from ._runtime.integer_math import round_up
-from .utils import get_compute_capability as get_compute_capability
 
 __all__ = [
     "create_green_ctx_streams",

@@ -2,7 +2,7 @@
 """Facade: the names published code imports from ``flashinfer.utils``, each defined in a module of its own.
 
 Serving engines and tests replace ``get_compute_capability``, ``device_support_pdl`` and ``is_sm90a_supported`` here, so
-our own code reads a probe as an attribute of this module at the time of a call: ``utils.device_support_pdl(x.device)``.
+our own code reads a probe at the time of a call (:mod:`flashinfer._runtime.probes`). No module of ours imports it.
 """
 
 import importlib
@@ -60,12 +60,15 @@ from ._runtime.integer_math import next_positive_power_of_2 as next_positive_pow
 from ._runtime.integer_math import round_up as round_up
 from ._runtime.log import LogLevel as LogLevel
 from ._runtime.log import set_log_level as set_log_level
+from ._runtime.probes import probes as _probes
 from ._runtime.requirements import backend_requirement as backend_requirement
 from ._runtime.requirements import supported_compute_capability as supported_compute_capability
 from ._runtime.torch_ops import register_custom_op as register_custom_op
 from ._runtime.torch_ops import register_fake_op as register_fake_op
 
-#: Imported on first use, because these modules import this one.
+_probes.__dict__ = globals()
+
+#: Imported on first use, because few callers need them.
 _LATE = {
     "FP4Tensor": ".quantization.fp4_tensor",
     "SINGLE_KERNEL_TMP_SIZE": ".attention.single",

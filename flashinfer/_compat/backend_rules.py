@@ -12,6 +12,8 @@ from typing import Any, Optional
 import torch
 
 from .._runtime.enums import PosEncodingMode
+from .._runtime.errors import ArgumentError
+from .._runtime.probes import probes
 
 __all__ = [
     "check_trtllm_gen_sm107_only_feature",
@@ -91,8 +93,5 @@ def determine_mla_backend(device: torch.device) -> str:
 
 def check_trtllm_gen_sm107_only_feature(enabled: Any, feature_name: str, device: torch.device) -> None:
     """Raise an error if an option of compute capability 10.7 is enabled on another device."""
-    from .. import utils
-    from .._runtime.errors import ArgumentError
-
-    if enabled and (device.type != "cuda" or utils.get_compute_capability(device) != (10, 7)):
+    if enabled and (device.type != "cuda" or probes.get_compute_capability(device) != (10, 7)):
         raise ArgumentError(f"{feature_name} must be None (it needs compute capability 10.7), got {enabled}")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private machinery that every op uses. Published code imports none of it; :mod:`flashinfer.utils` exports a part.
 
-Each module imports only modules above it. ``dispatch`` and ``shortcut`` also read device probes from
-:mod:`flashinfer.utils`, where serving engines replace them; the last two compile a kernel with :mod:`flashinfer.jit`.
+Each module imports only modules above it; the last two compile a kernel with :mod:`flashinfer.jit`.
 
 ===============  ======================================================================================
 errors           exceptions and the form of their texts
@@ -12,6 +11,7 @@ integer_math     rounding of tile counts and paddings
 enums            mask, position encoding and layout, as the kernels number them
 cache_buffers    scratch memory that outlives a call
 codegen_wrapper  wrapper functions with the signature of the function they wrap
+probes           device probes of flashinfer.utils, where serving engines replace them
 nvml             questions to the driver that do not initialise CUDA
 arch             device probes and named sets of compute capabilities
 allocation       allocation of results
@@ -19,6 +19,7 @@ checks           shape, dtype and device of tensors
 explain_error    name the argument of a wrong type after a call has failed
 torch_ops        registration of ops with torch, for torch.compile and torch.export
 requirements     ``@backend_requirement``: backends and compute capabilities that an op supports
+kept             choices kept between calls
 dispatch         the native function for a tensor's device; PDL
 shortcut         ``@with_shortcut``: ordinary calls go straight to the kernel
 describe         text of arguments and results, for the API log

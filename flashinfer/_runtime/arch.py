@@ -15,6 +15,7 @@ import torch
 from . import nvml
 from .codegen_wrapper import traced_as_constant
 from .errors import ArgumentError
+from .probes import probes
 
 __all__ = [
     "ADA_ON",
@@ -209,9 +210,7 @@ def _target(device: Optional[Device], cuda: tuple[int, int]) -> tuple[int, int]:
         device = torch.device("cuda", torch.cuda.current_device())
     elif not isinstance(device, int) and torch.device(device).type != "cuda":
         return (0, 0)
-    from .. import utils  # callers patch the probe there
-
-    return utils.get_compute_capability(device)
+    return probes.get_compute_capability(device)
 
 
 def is_sm90a_supported(device: Optional[Device] = None) -> bool:

@@ -7,13 +7,12 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from .. import utils
 from . import arch
+from .probes import probes
 
 __all__ = ["NativeFunction", "backend_of", "use_pdl"]
 
 _own_probe = arch.device_support_pdl
-_probes = vars(utils)  # an attribute takes 0.03 us more, because the module has a __getattr__
 
 
 class NativeFunction(dict[bool, Callable[..., Any]]):
@@ -39,8 +38,8 @@ def backend_of(tensor: torch.Tensor) -> str:
 def use_pdl(tensor: torch.Tensor, enable_pdl: Optional[bool]) -> bool:
     """Return True if a launch may use PDL. Launchers know which devices have it (``UsePdl`` of tvm_ffi_utils.h).
 
-    The probe is read from ``utils`` at each call, because serving engines replace the probe there.
+    The probe is read at each call, because serving engines replace the probe (:mod:`flashinfer._runtime.probes`).
     """
     return enable_pdl is not False and (
-        _probes["device_support_pdl"] is _own_probe or _probes["device_support_pdl"](tensor.device)
+        probes.device_support_pdl is _own_probe or probes.device_support_pdl(tensor.device)
     )

@@ -34,6 +34,7 @@ from .arch import CPU
 from .codegen_wrapper import traced_as_constant, wrap_with
 from .errors import ArgumentError, BackendSupportedError
 from .explain_error import explain_kinds
+from .probes import probes
 
 __all__ = ["backend_requirement", "supported_compute_capability"]
 
@@ -135,9 +136,7 @@ class _Requirement:
         common_check: Optional[Callable[..., bool]],
         heuristic_func: Optional[Callable[..., Sequence[str]]],
     ) -> None:
-        from .. import utils  # here, because utils re-exports this module
-
-        self.func, self.name, self.utils = func, func.__name__, utils
+        self.func, self.name = func, func.__name__
         self.backend_checks, self.common_check, self.heuristic_func = backend_checks, common_check, heuristic_func
         self.common_ccs: Capabilities = getattr(common_check, "_supported_ccs", None)
         self.ccs: dict[str, Capabilities] = {
@@ -183,7 +182,7 @@ class _Requirement:
                 if self.runs_on_cpu and value.is_cpu:
                     return CPU
                 try:
-                    major, minor = self.utils.get_compute_capability(value.device)  # where callers patch it
+                    major, minor = probes.get_compute_capability(value.device)
                 except ArgumentError:
                     bound = inspect.signature(self.func).bind(*args, **kwargs).arguments
                     which = next((name for name, argument in bound.items() if argument is value), "a tensor")

@@ -14,10 +14,10 @@ from typing import Any, Optional, Protocol
 
 import torch
 
-from .. import utils
 from .._runtime.allocation import allocate, contiguous_strides, cuda_index
 from .._runtime.dispatch import use_pdl
 from .._runtime.errors import ArgumentError
+from .._runtime.probes import probes
 
 __all__ = ["CallRecord", "CallState", "aligned", "is_launch_error", "record_memory"]
 
@@ -80,7 +80,7 @@ class CallRecord:
         self.device_index = cuda_index(out)
         self.default_scale = default_scale
         self.least_pages = least_pages  #: pages; a smaller cache needs its page ids validated again by ``replan``
-        self.pdl_probe = utils.device_support_pdl  # serving engines patch this function
+        self.pdl_probe = probes.device_support_pdl  # serving engines patch this function
         self.pdl = use_pdl(out, None)
 
     def is_too_small(self, cache: Any) -> bool:

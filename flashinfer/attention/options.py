@@ -10,11 +10,11 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 
-from .. import utils
 from .._runtime.arch import is_sm90a_supported
 from .._runtime.checks import canonicalize_torch_dtype
 from .._runtime.enums import MaskMode, PosEncodingMode, TensorLayout, get_alibi_slopes
 from .._runtime.errors import ArgumentError
+from .._runtime.probes import probes
 from ..jit.attention.generate import has_hopper_target, hopper_serves
 from ..jit.utils import filename_safe_dtype_map
 from .streams import made_for_all_streams
@@ -106,7 +106,7 @@ def has_fa3(device: torch.device) -> bool:
     Probes of ``utils`` are looked up at each call because engines replace them, and the targets are read at each call
     because ``FLASHINFER_CUDA_ARCH_LIST`` may change during a process.
     """
-    return _is_hopper(device, utils.is_sm90a_supported, utils.get_compute_capability) and has_hopper_target()
+    return _is_hopper(device, probes.is_sm90a_supported, probes.get_compute_capability) and has_hopper_target()
 
 
 def fa3_serves(

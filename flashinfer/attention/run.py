@@ -13,11 +13,11 @@ from typing import Any, Optional, Sequence, Union
 
 import torch
 
-from .. import utils
 from .._runtime.allocation import allocate
 from .._runtime.checks import check_tensors
 from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.errors import ArgumentError
+from .._runtime.probes import probes
 from . import streams
 from .call_records import CallRecord
 from .locks import CLOSED
@@ -254,7 +254,7 @@ def repeat(
         device = lock.cuda_index
         if is_nested or (lock.free is not CLOSED and (device is None or streams.raw_stream(device) == lock.stream)):
             record = wrapper._record
-            if record is None or record.pdl_probe is not utils.device_support_pdl:
+            if record is None or record.pdl_probe is not probes.device_support_pdl:
                 return None
             state = record.state
             is_replanned = not (state.has_plan_of(wrapper) and state.has_options_of(wrapper)) or (

@@ -13,8 +13,8 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
 
-from .. import utils
 from .._runtime.knobs import knobs
+from .._runtime.probes import probes
 
 __all__ = ["is_capturing", "is_in_profile_measurement", "median_ms", "refuse_capture"]
 
@@ -96,9 +96,9 @@ def median_ms(
 
 def _globaltimer() -> Optional[ReadClock]:
     """Return the function that reads the GPU's clock if trials use the clock; None if trials use CUDA events."""
-    if (knobs.autotune_timer or ("globaltimer" if utils.is_confidential_compute() else "cuda_event")) == "cuda_event":
+    if (knobs.autotune_timer or ("globaltimer" if probes.is_confidential_compute() else "cuda_event")) == "cuda_event":
         return None
-    read_clock = utils.get_globaltimer_kernel()
+    read_clock = probes.get_globaltimer_kernel()
     if read_clock is None:
         _log.warning("autotune: the globaltimer kernel cannot be built; trials are timed by CUDA events")
     return read_clock

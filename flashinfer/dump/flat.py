@@ -17,6 +17,8 @@ from typing import Any, Callable, Iterable, Mapping, Optional
 
 import torch
 
+from .._compat import tllm_enums
+from .._runtime import enums
 from .codec import describe_layout, item_key, torch_dtype
 
 __all__ = ["arguments_of", "describe_value", "result_of"]
@@ -154,11 +156,8 @@ def _decode(entry: Any, key: str, tensors: Mapping[str, torch.Tensor], missing: 
 
 def _enum_member(name: str, value: Any) -> Any:
     """Return a member of an enum of this package; for other enums, only the value."""
-    import flashinfer
-    from flashinfer import utils
-
     cls_name, _, member = name.partition(".")
-    cls = getattr(flashinfer, cls_name, getattr(utils, cls_name, None))
+    cls = getattr(tllm_enums, cls_name, getattr(enums, cls_name, None))
     if isinstance(cls, type) and issubclass(cls, enum.Enum):
         return cls.__members__.get(member, value)
     return value

@@ -8,9 +8,9 @@ from typing import Any, Optional, Sequence, Union
 import torch
 
 from .._compat.tllm_enums import RoutingInputMode
+from .._runtime.arch import get_compute_capability
 from .._runtime.errors import ArgumentError
 from ..autotuner import AutoTuner, TunableRunner, TuningConfig
-from ..utils import get_compute_capability
 from .api import MoEActivationPack, MoEConfig, MoEWeightPack
 from .runners import _BACKEND_RUNNERS, MoERunner
 from .utils import make_hybrid_bucket_mapper

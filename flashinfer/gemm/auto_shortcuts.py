@@ -11,8 +11,8 @@ from typing import Any, Optional, Sequence
 
 import torch
 
-from .. import utils
 from .._runtime.allocation import allocate
+from .._runtime.probes import probes
 from .._runtime.requirements import SuitableBackends
 from .._runtime.shortcut import capability_of
 from ..autotuner import AutoTuner
@@ -24,7 +24,6 @@ __all__ = ["auto_bmm_fp8", "auto_mm_bf16", "bf16_facts", "fp8_facts"]
 
 _with_tile = Sm90Functions("gemm_sm90_with_tile")
 
-_probes = vars(utils)
 
 OptionalTensor = Optional[torch.Tensor]
 
@@ -47,7 +46,7 @@ def bf16_facts(
     # fmt: off
     return (
         "bf16_gemm", sizes, b.stride(), out_dtype, index, bias is None, not pdl, a.is_contiguous(),
-        out is None or out.is_contiguous(), _probes["get_compute_capability"],
+        out is None or out.is_contiguous(), probes.get_compute_capability,
     )
     # fmt: on
 
@@ -68,7 +67,7 @@ def fp8_facts(
     return (
         "fp8_gemm", a_shape, b_shape, A.stride(), B.stride(), out_strides,
         (A.data_ptr() | B.data_ptr() | out_address) % 16 == 0, A.dtype, B.dtype, dtype, A_scale.ndim, B_scale.ndim,
-        A.get_device(), _probes["get_compute_capability"],
+        A.get_device(), probes.get_compute_capability,
     )
     # fmt: on
 

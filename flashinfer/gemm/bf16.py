@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 
@@ -27,25 +27,10 @@ from .bf16_checks import (
 )
 from .decide import prefers_torch_bf16
 from .launch import product
+from .torch_product import torch_bf16
+from .tuning import tuned_mm_bf16
 
-__all__ = ["bmm_bf16", "mm_bf16", "mm_bf16_op", "torch_bf16"]
-
-
-def torch_bf16(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: Optional[torch.Tensor] = None) -> None:
-    """Write ``a @ b + bias`` to ``out`` with cuBLASLt: sums and bias in float32, one rounding."""
-    if a.requires_grad or b.requires_grad:  # torch refuses out= for them
-        a, b = a.detach(), b.detach()
-    multiply: Any = torch.mm if a.ndim == 2 else torch.bmm
-    if bias is None and out.dtype is a.dtype:
-        multiply(a, b, out=out)
-    elif bias is None and out.dtype is torch.float32:
-        multiply(a, b, torch.float32, out=out)
-    else:
-        wide = multiply(a, b, out_dtype=torch.float32)
-        if bias is None:
-            out.copy_(wide)
-        else:
-            torch.add(wide, bias.detach(), out=out)
+__all__ = ["bmm_bf16", "mm_bf16", "mm_bf16_op"]
 
 
 @register_custom_op("flashinfer::mm_bf16", mutates_args=("out",))
@@ -130,9 +115,7 @@ def mm_bf16(
     if out is None:
         out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
     if backend == "auto" and not (is_traced() or compiler._is_compiling_flag):
-        from .tuning import tuned_mm_bf16
-
-        tuned_mm_bf16(out, a, b, bias, pdl)
+        tuned_mm_bf16(out, a, b, bias, pdl, mm_bf16.suitable_auto_backends.current())
     else:
         mm_bf16_op(out, a, b, bias, pdl, _WITH_TORCH.get(backend), False)
     return out

@@ -7,10 +7,10 @@ from typing import Optional
 
 import torch
 
-from .. import utils
 from .._runtime.dispatch import NativeFunction, use_pdl
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
+from .._runtime.probes import probes
 from .._runtime.shortcut import with_shortcut
 from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
@@ -217,8 +217,8 @@ def fp8_blockscale_gemm_sm90(
     >>> x, w = torch.randn(4, 256).bfloat16(), torch.randn(64, 256).to(torch.float8_e4m3fn)
     >>> y = flashinfer.gemm.fp8_blockscale_gemm_sm90(x, w, None, torch.ones(1, 2))
     """
-    if input.is_cuda and utils.get_compute_capability(input.device)[0] != 9:
-        major, minor = utils.get_compute_capability(input.device)
+    if input.is_cuda and probes.get_compute_capability(input.device)[0] != 9:
+        major, minor = probes.get_compute_capability(input.device)
         raise ArgumentError(
             f"fp8_blockscale_gemm_sm90: only supported on SM90: input must be there or on the CPU, got SM{major}{minor}"
         )

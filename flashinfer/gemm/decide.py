@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import torch
 
-from .. import utils
+from .._runtime.probes import probes
 
 __all__ = [
     "FEW_ROWS",
@@ -75,7 +75,7 @@ def _hopper_streams(a: torch.Tensor, b: torch.Tensor, step: int, small: int, lar
         and b.stride(-2) == 1
         and shape[-2] % step == 0
         and shape[-1] % 8 == 0
-        and utils.get_compute_capability(a.device)[0] == 9
+        and probes.get_compute_capability(a.device)[0] == 9
     )
 
 
@@ -105,7 +105,7 @@ def has_scaled_mm(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
         and out.stride(2) == 1
         and (a.stride(1) | b.stride(2) | out.stride(1)) % 16 == 0
         and (a.data_ptr() | b.data_ptr() | out.data_ptr()) % 16 == 0
-        and utils.get_compute_capability(a.device) >= (8, 9)
+        and probes.get_compute_capability(a.device) >= (8, 9)
     )
 
 

@@ -19,27 +19,14 @@ from . import shortcuts
 from .checks import refuse_output, refuse_shapes
 from .decide import prefers_torch_fp8
 from .launch import product
+from .torch_product import torch_bmm_fp8
+from .tuning import tuned_bmm_fp8
 
-__all__ = ["bmm_fp8", "torch_bmm_fp8"]
+__all__ = ["bmm_fp8"]
 
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _FP8 = (_E4M3, _E5M2)
 _OUTPUTS = (torch.bfloat16, torch.float16)
-
-
-def torch_bmm_fp8(
-    out: torch.Tensor, A: torch.Tensor, B: torch.Tensor, A_scale: torch.Tensor, B_scale: torch.Tensor
-) -> None:
-    """Multiply one batch entry with cuBLASLt; ``has_scaled_mm`` says for which layouts."""
-    torch._scaled_mm(
-        A.squeeze(0),
-        B.squeeze(0),
-        A_scale,
-        B_scale,
-        out_dtype=out.dtype,
-        use_fast_accum=True,
-        out=out.squeeze(0),
-    )
 
 
 @register_custom_op("flashinfer::bmm_fp8", mutates_args=("out",))
@@ -149,9 +136,7 @@ def bmm_fp8(
         a = A.shape
         out = torch.empty((a[0], a[1], B.shape[2]), dtype=dtype, device=A.device)
     if backend == "auto" and not (is_traced() or compiler._is_compiling_flag):
-        from .tuning import tuned_bmm_fp8
-
-        tuned_bmm_fp8(out, A, B, A_scale, B_scale)
+        tuned_bmm_fp8(out, A, B, A_scale, B_scale, bmm_fp8.suitable_auto_backends.current())
     else:
         _bmm_fp8(out, A, B, A_scale, B_scale)
     return out

@@ -7,9 +7,9 @@ from typing import Optional
 
 import torch
 
-from .. import utils
 from .._runtime.checks import as_int32, is_float8
 from .._runtime.errors import ArgumentError
+from .._runtime.probes import probes
 from ..api_logging import flashinfer_api
 from ..trace.templates.gemm_grouped import segment_gemm_run_trace
 from .launch import PACKED, grouped_product
@@ -23,7 +23,7 @@ _OP = "SegmentGEMMWrapper.run"
 def determine_gemm_backend(device: torch.device) -> str:
     """Return the published name of the segment GEMM for a device: "sm90" on Hopper with CUDA 12.3 on, else "sm80"."""
     is_cuda = torch.device(device).type == "cuda"
-    is_hopper = is_cuda and utils.get_compute_capability(device)[0] == 9 and utils.is_sm90a_supported(device)
+    is_hopper = is_cuda and probes.get_compute_capability(device)[0] == 9 and probes.is_sm90a_supported(device)
     return "sm90" if is_hopper else "sm80"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of torch (cuBLASLt) for shortcuts: each returns the result, or None where torch would not give the same.
+"""Products of torch (cuBLASLt). Those for shortcuts return the result, or None where torch would not give the same:
 
 Torch refuses shapes that do not fit, records gradients, and computes in another dtype under autocast.
 """
@@ -13,7 +13,7 @@ import torch
 from .._runtime.allocation import reshaped
 from .._runtime.arch import AMPERE_ON
 
-__all__ = ["torch_product", "torch_scaled_mm"]
+__all__ = ["torch_bf16", "torch_bmm_fp8", "torch_product", "torch_scaled_mm"]
 
 _BF16, _E4M3 = torch.bfloat16, torch.float8_e4m3fn
 _SERVED = frozenset(AMPERE_ON)
@@ -79,3 +79,35 @@ def torch_scaled_mm(
         return out
     made = torch._scaled_mm(tokens, weights, A_scale, B_scale, out_dtype=dtype, use_fast_accum=True)
     return reshaped(made, (1, m, n), (m * n, n, 1), 0)
+
+
+def torch_bf16(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: Optional[torch.Tensor] = None) -> None:
+    """Write ``a @ b + bias`` to ``out`` with cuBLASLt: sums and bias in float32, one rounding."""
+    if a.requires_grad or b.requires_grad:  # torch refuses out= for them
+        a, b = a.detach(), b.detach()
+    multiply: Any = torch.mm if a.ndim == 2 else torch.bmm
+    if bias is None and out.dtype is a.dtype:
+        multiply(a, b, out=out)
+    elif bias is None and out.dtype is torch.float32:
+        multiply(a, b, torch.float32, out=out)
+    else:
+        wide = multiply(a, b, out_dtype=torch.float32)
+        if bias is None:
+            out.copy_(wide)
+        else:
+            torch.add(wide, bias.detach(), out=out)
+
+
+def torch_bmm_fp8(
+    out: torch.Tensor, A: torch.Tensor, B: torch.Tensor, A_scale: torch.Tensor, B_scale: torch.Tensor
+) -> None:
+    """Multiply one batch entry with cuBLASLt; ``has_scaled_mm`` says for which layouts."""
+    torch._scaled_mm(
+        A.squeeze(0),
+        B.squeeze(0),
+        A_scale,
+        B_scale,
+        out_dtype=out.dtype,
+        use_fast_accum=True,
+        out=out.squeeze(0),
+    )

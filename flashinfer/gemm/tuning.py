@@ -23,11 +23,10 @@ from ..autotuner import (
     make_bucket_mapper,
 )
 from .auto_shortcuts import bf16_facts, fp8_facts
-from .bf16 import mm_bf16, torch_bf16
 from .decide import has_scaled_mm, prefers_torch_bf16, prefers_torch_fp8
-from .fp8 import bmm_fp8, torch_bmm_fp8
 from .launch import is_sm90
 from .tiles import BY_RULE, product_with_tile, tile_tactics
+from .torch_product import torch_bf16, torch_bmm_fp8
 
 __all__ = [
     "CublasLtBf16Runner",
@@ -152,8 +151,18 @@ def choose_fp8(inputs: list[Any], runners: Sequence[TunableRunner]) -> None:
     runner(inputs, tactic=tactic)
 
 
-def tuned_mm_bf16(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: Optional[torch.Tensor], pdl: bool) -> None:
-    """Write ``a @ b + bias`` to ``out`` with the runner that was measured fastest, or else by the rule."""
+def tuned_mm_bf16(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    pdl: bool,
+    names: Sequence[str] = (),
+) -> None:
+    """Write ``a @ b + bias`` to ``out`` with the runner that was measured fastest, or else by the rule.
+
+    ``names`` are the suitable backends, which are kept with the choice.
+    """
 
     def runners() -> list[TunableRunner]:
         is_plain = bias is None and out.dtype is a.dtype
@@ -164,15 +173,20 @@ def tuned_mm_bf16(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: Opt
 
     (m, k), n = a.shape, b.shape[1]
     facts = bf16_facts(a, b, bias, pdl, out, out.dtype, (m, n, k), a.get_device())
-    inputs, names = [a, b, bias, pdl, out, None], mm_bf16.suitable_auto_backends.current()
+    inputs = [a, b, bias, pdl, out, None]
     runner, tactic = AutoTuner.get().choose_and_keep(facts, "bf16_gemm", runners, _BF16_CONFIG, inputs, names)
     runner(inputs, tactic=tactic)
 
 
 def tuned_bmm_fp8(
-    out: torch.Tensor, A: torch.Tensor, B: torch.Tensor, A_scale: torch.Tensor, B_scale: torch.Tensor
+    out: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    names: Sequence[str] = (),
 ) -> None:
-    """Write ``(A @ B) * A_scale * B_scale`` to ``out`` with the runner measured fastest, or else by the rule."""
+    """Write ``(A @ B) * A_scale * B_scale`` to ``out``, as :func:`tuned_mm_bf16` does."""
 
     def runners() -> list[TunableRunner]:
         if not (A.is_cuda and has_scaled_mm(out, A, B)):
@@ -180,7 +194,7 @@ def tuned_bmm_fp8(
         return [_cublaslt_fp8, _own_fp8] if prefers_torch_fp8(out, A, B) else [_own_fp8, _cublaslt_fp8]
 
     facts = fp8_facts(A, B, A_scale, B_scale, A.shape, B.shape, out.dtype, out.stride(), out.data_ptr())
-    inputs, names = [A, B, A_scale, B_scale, out, None], bmm_fp8.suitable_auto_backends.current()
+    inputs = [A, B, A_scale, B_scale, out, None]
     runner, tactic = AutoTuner.get().choose_and_keep(facts, "fp8_gemm", runners, _FP8_CONFIG, inputs, names)
     runner(inputs, tactic=tactic)
 

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import math
 import weakref
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, ClassVar, Mapping, Optional
 
 import torch
 
@@ -171,6 +171,9 @@ class _Hook:
 class AttentionVariant:
     """Result of :func:`define_variant`: :meth:`run` on the device, :meth:`reference` in torch, :meth:`source`."""
 
+    #: ``single_prefill_with_kv_cache_with_jit_module``: prefill/single.py, which imports generators, sets it.
+    attend: ClassVar[Callable[..., Any]]
+
     def __init__(self, causal: bool, mask: Optional[_Hook], logits: Optional[_Hook], use_softmax: bool = True) -> None:
         self._causal, self._mask, self._logits, self._use_softmax = causal, mask, logits, use_softmax
         self._hooks = [hook for hook in (mask, logits) if hook is not None]
@@ -282,8 +285,6 @@ class AttentionVariant:
             ``[qo_len, num_qo_heads, head_dim_vo]`` in the dtype of ``q``, and the LSE if asked for. Queries that see
             nothing get 0 and -inf.
         """
-        from ..prefill import single_prefill_with_kv_cache_with_jit_module
-
         if return_lse and not self._use_softmax:
             raise ValueError("run: return_lse must be False (a variant without softmax has no LSE), got True")
         if is_traced() or compiler._is_compiling_flag:
@@ -295,7 +296,7 @@ class AttentionVariant:
         )  # fmt: skip
         scale = 1 / math.sqrt(q.shape[-1]) if sm_scale is None else sm_scale
         mask_mode = _MASK_MODES["CUSTOM"] if self._mask is not None else int(self._causal)
-        return single_prefill_with_kv_cache_with_jit_module(
+        return self.attend(
             module, q, k, v, *values, scale,
             kv_layout=kv_layout, mask_mode=mask_mode, window_left=window_left, return_lse=return_lse,
         )  # fmt: skip

@@ -10,13 +10,14 @@ from typing import Any, Optional, Union
 import numpy as np
 import torch
 
-from .. import utils
 from .._compat.unsupported_attention import MLA_NAMES
 from .._runtime.allocation import allocate
+from .._runtime.arch import get_compute_capability
 from .._runtime.checks import canonicalize_torch_dtype, check_tensors, narrowed
 from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.errors import ArgumentError, GPUArchitectureError
 from .._runtime.explain_error import explain_type_errors
+from .._runtime.probes import probes
 from ..api_logging import flashinfer_api
 from ..attention import streams
 from ..attention.index_arrays import as_tensors, range_buffer, to_device, to_host
@@ -26,7 +27,6 @@ from ..attention.outputs import lse_buffer, output_buffer
 from ..attention.wrapper import Launch, PlannedWrapper, run_planned
 from ..jit.attention import gen_batch_mla_module
 from ..trace.templates.mla import mla_paged_decode_trace
-from ..utils import get_compute_capability
 from . import page_ids
 from .call_state import MLAState
 from .scales import LatentScales
@@ -431,7 +431,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                     or page_ids.VALIDATE
                     or not (record.state.has_plan_of(self) and record.state.has_options_of(self))
                     or (record.least_pages and record.is_too_small(ckv_cache))
-                    or record.pdl_probe is not utils.device_support_pdl
+                    or record.pdl_probe is not probes.device_support_pdl
                 ):
                     return None
                 if out is None:

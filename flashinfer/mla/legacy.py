@@ -7,6 +7,7 @@ from typing import Optional, Union
 
 import torch
 
+from .._runtime.arch import get_compute_capability
 from .._runtime.checks import canonicalize_torch_dtype
 from .._runtime.errors import ArgumentError, GPUArchitectureError
 from .._runtime.explain_error import explain_type_errors
@@ -15,7 +16,6 @@ from ..attention.composite_wrapper import CompositeWrapper
 from ..attention.index_arrays import kv_lens_of_pages, to_host
 from ..attention.scales import Scale, scale_logits, scale_output
 from ..trace.templates.mla import mla_decode_trace
-from ..utils import get_compute_capability
 from ._core import BatchMLAPagedAttentionWrapper
 
 __all__ = ["BatchDecodeMlaWithPagedKVCacheWrapper"]

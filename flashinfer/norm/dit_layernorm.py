@@ -7,10 +7,10 @@ from typing import Optional
 
 import torch
 
-from .. import utils
 from .._runtime.dispatch import backend_of
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
+from .._runtime.probes import probes
 from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
 from ..trace.templates.norm import (
@@ -73,7 +73,7 @@ def _run(
             f"{op}: global_scaling_factor must be a float32 tensor (because use_nvfp4 is set), got None"
         )
     if use_nvfp4 or use_mxfp8:
-        where = "the CPU" if not input.is_cuda else "SM{}{}".format(*utils.get_compute_capability(input.device))
+        where = "the CPU" if not input.is_cuda else "SM{}{}".format(*probes.get_compute_capability(input.device))
         raise RuntimeError(f"{op}: quantised output needs an SM100 kernel, this is {where}")
     if sf_out is not None:
         raise ArgumentError(f"{op}: sf_out must be None (only quantised output has scale factors), got a value")

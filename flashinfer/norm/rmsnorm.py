@@ -7,11 +7,11 @@ from typing import Optional, Union
 
 import torch
 
-from .. import utils
 from .._runtime.checks import check_tensors
 from .._runtime.dispatch import NativeFunction, use_pdl
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
+from .._runtime.probes import probes
 from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
 from ..trace.templates.norm import (
@@ -297,7 +297,7 @@ def _check_silu(input: torch.Tensor, weight: torch.Tensor, out: Optional[torch.T
         )
     if out is None:
         return
-    major, minor = utils.get_compute_capability(input.device)
+    major, minor = probes.get_compute_capability(input.device)
     if out.dtype == getattr(torch, "float4_e2m1fn_x2", None):
         raise RuntimeError(f"{op}: float4_e2m1fn_x2 output needs an SM100 kernel, this is SM{major}{minor}")
     if out.dtype not in _SILU_OUT_DTYPES:

@@ -37,6 +37,7 @@ from ..attention.scales import (
     scale_output_per_head,
 )
 from ..attention.single import run_module, single_prefill
+from ..jit.define_variant import AttentionVariant
 from ..trace.templates.prefill import single_prefill_trace
 
 Result = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
@@ -236,3 +237,6 @@ def single_prefill_with_kv_cache_with_jit_module(
     lse = q.new_empty((q.shape[0], q.shape[1]), dtype=torch.float32) if return_lse else None
     run_module(jit_module, q, k, v, out, lse, (mask_mode, layout, window_left), args)
     return out if lse is None else (out, lse)
+
+
+AttentionVariant.attend = staticmethod(single_prefill_with_kv_cache_with_jit_module)

@@ -8,7 +8,6 @@ from typing import Optional
 
 import torch
 
-from .. import utils
 from .._compat.unsupported_quantization import (
     get_mxfp8_grouped_quantization_module as get_mxfp8_grouped_quantization_module,
 )
@@ -17,6 +16,7 @@ from .._runtime.dispatch import backend_of
 from .._runtime.errors import ArgumentError, BackendSupportedError
 from .._runtime.explain_error import explain_type_errors
 from .._runtime.integer_math import round_up
+from .._runtime.probes import probes
 from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
 from ..trace.templates.quantization import mxfp8_dequantize_host_trace, mxfp8_quantize_dispatch
@@ -113,7 +113,7 @@ def mxfp8_quantize(
     rows = math.prod(shape[:-1])
     out = torch.empty((rows, cols), dtype=torch.uint8, device=input.device)
     scales = torch.empty(scale_count(rows, cols // BLOCK, layout), dtype=torch.uint8, device=input.device)
-    use_pdl = input.is_cuda and enable_pdl is not False and utils.device_support_pdl(input.device)
+    use_pdl = input.is_cuda and enable_pdl is not False and probes.device_support_pdl(input.device)
     _mxfp8_quantize(out, scales, input.reshape(rows, cols).contiguous(), int(layout), use_pdl)
     return out.view(*shape[:-1], cols), scales
 

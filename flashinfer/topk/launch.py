@@ -7,9 +7,9 @@ import functools
 
 import torch
 
-from .. import utils
 from .._runtime.cache_buffers import _cache_buf, _get_cache_buf
 from .._runtime.knobs import knobs
+from .._runtime.probes import probes
 from ..jit.codegen import module_cache
 from ..jit.topk import gen_topk_module
 
@@ -28,7 +28,7 @@ def get_num_cached_for_topk(device: torch.device, k: int) -> int:
     The number is 2.5 * ``k``, at least 5120: a threshold estimated from a sample lets about 1.5 * ``k`` elements pass.
     If shared memory cannot hold 1.6 * ``k`` elements, the number is 0 and rows are selected in global memory.
     """
-    available = utils.get_shared_bytes_per_block_optin(device) - _SCRATCH_BYTES - 2 * k
+    available = probes.get_shared_bytes_per_block_optin(device) - _SCRATCH_BYTES - 2 * k
     fitting = min(max(5120, 5 * k // 2), available // 8)
     return fitting if 5 * fitting >= 8 * k else 0
 

@@ -4,7 +4,8 @@
 template.py     what an API takes and returns, in named axes
 notation.py     a template in a few lines of text
 definition.py   template + arguments of one call -> definition (a dict, written as JSON)
-source.py       a Python function and what it uses -> self-contained text
+function_text.py a Python function and what it uses -> self-contained text
+source.py       the reference of a template -> the text of ``run``
 check.py        tolerances and comparison of outputs
 solution.py     kernels written for a definition
 apply/          such kernels in the place of our ops

@@ -12,7 +12,8 @@ import torch
 
 from .._runtime.errors import ArgumentError
 from .check import default_check
-from .source import function_source, run_source
+from .function_text import function_source
+from .source import run_source
 from .template import Axis, Const, Scalar, Tensor, TraceTemplate, Value
 
 __all__ = ["axis_values", "definition", "definition_name", "input_value", "output_dtype"]

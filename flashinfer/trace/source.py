@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions as self-contained text: their source, that of the helpers they call, and the imports these need."""
+"""The reference of a template as text that defines ``run(<inputs in order>)``."""
 
 from __future__ import annotations
 
-import ast
-import functools
 import inspect
-import textwrap
-import types
 from typing import Any, Callable, Mapping
 
-import torch
-
 from .._runtime.errors import ArgumentError
+from .function_text import aliases, literal, text_of
 from .template import TraceTemplate, Value
 
-__all__ = ["function_source", "run_source"]
+__all__ = ["run_source"]
 
 
 def run_source(template: TraceTemplate, fixed: Mapping[str, Any]) -> str:
@@ -29,7 +24,7 @@ def run_source(template: TraceTemplate, fixed: Mapping[str, Any]) -> str:
         return f'def run({signature}):\n    raise RuntimeError("{template.prefix} has no reference")\n'
     parameters = _named_parameters(template.reference)
     passed = _passed(template, parameters)
-    passed |= {name: _literal(fixed[name]) for name in parameters if name in fixed and name not in passed}
+    passed |= {name: literal(fixed[name]) for name in parameters if name in fixed and name not in passed}
     passed |= {name: "None" for name in _SCRATCH if name in parameters and name not in passed}
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in passed]
     if missing:
@@ -38,7 +33,7 @@ def run_source(template: TraceTemplate, fixed: Mapping[str, Any]) -> str:
         )
     head = f"def run({', '.join(_with_defaults(template, parameters))}):"
     call = ", ".join(f"{name}={value}" for name, value in passed.items())
-    text = _text(template.reference) + _aliases(
+    text = text_of(template.reference) + aliases(
         template.reference, f"_{template.stem}_reference" if template.stem else ""
     )
     return f"{text}\n\n\n{head}\n    return {template.reference.__name__}({call})\n"
@@ -65,24 +60,6 @@ def _target(name: str, spec: Value, parameters: Mapping[str, inspect.Parameter])
     return name if name in parameters or spec.param is None or spec.param not in parameters else spec.param
 
 
-def _aliases(func: Callable[..., Any], *names: str) -> str:
-    """Statements that give a function further names."""
-    lines = [f"{name} = {func.__name__}" for name in names if name and name != func.__name__]
-    return "\n\n\n" + "\n".join(lines) if lines else ""
-
-
-def function_source(func: Callable[..., Any], *names: str) -> str:
-    """Text that defines ``func``, also under the given names; a ``functools.partial`` keeps its arguments and has one
-    name."""
-    if not isinstance(func, functools.partial):
-        return _text(func) + _aliases(func, *names) + "\n"
-    name = names[0] if names else func.func.__name__
-    arguments = [_literal(value) for value in func.args]
-    arguments += [f"{key}={_literal(value)}" for key, value in func.keywords.items()]
-    call = ", ".join([func.func.__name__, *arguments])
-    return f"{_text(func.func, 'import functools')}\n\n\n{name} = functools.partial({call})\n"
-
-
 def _named_parameters(func: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Without ``**_``, which ignores further keywords."""
     parameters = inspect.signature(func).parameters
@@ -97,54 +74,5 @@ def _with_defaults(template: TraceTemplate, parameters: Mapping[str, inspect.Par
         known = parameters.get(_target(name, spec, parameters))
         default = known.default if known else None if spec.optional else inspect.Parameter.empty
         trailing = trailing and default is not inspect.Parameter.empty
-        result.append(f"{name}={_literal(default)}" if trailing else name)
+        result.append(f"{name}={literal(default)}" if trailing else name)
     return result[::-1]
-
-
-@functools.cache
-def _text(func: Callable[..., Any], *imports: str) -> str:
-    needed = set(imports)
-    definitions: dict[str, str] = {}
-    _collect(func, needed, definitions)
-    blocks = ["from __future__ import annotations", *(["\n".join(sorted(needed))] if needed else [])]
-    return "\n\n".join(blocks) + "\n\n\n" + "\n\n\n".join(definitions.values())
-
-
-def _collect(func: Callable[..., Any], imports: set[str], definitions: dict[str, str]) -> None:
-    """Add the function after everything it uses."""
-    if func.__code__.co_freevars or "<" in func.__name__:
-        raise ArgumentError(f"fi_trace: what travels as text must be a function of a module, got {func.__qualname__}")
-    source = textwrap.dedent(inspect.getsource(func)).rstrip()
-    for name in _global_names(source, func):
-        value = func.__globals__[name]
-        if name in definitions or value is func:
-            continue
-        if isinstance(value, types.ModuleType):
-            imports.add(f"import {value.__name__}" + ("" if value.__name__ == name else f" as {name}"))
-        elif isinstance(value, types.FunctionType) and _package(value) == _package(func):
-            _collect(value, imports, definitions)
-        elif hasattr(value, "__module__") and hasattr(value, "__qualname__"):
-            imports.add(f"from {value.__module__} import {value.__qualname__}")
-        else:
-            definitions[name] = f"{name} = {_literal(value)}"
-    definitions[func.__name__] = source
-
-
-def _package(func: Callable[..., Any]) -> str:
-    """Helpers of the same package are copied into the text, others imported."""
-    return func.__module__.rpartition(".")[0]
-
-
-def _global_names(source: str, func: Callable[..., Any]) -> list[str]:
-    """Global names that the function reads, annotations included."""
-    local = {*func.__code__.co_varnames, *func.__code__.co_cellvars}
-    names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
-    return [name for name in sorted(names - local) if name in func.__globals__]
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, torch.dtype):
-        return str(value)
-    if value is None or isinstance(value, (bool, int, float, str, tuple)):
-        return repr(value)
-    raise ArgumentError(f"fi_trace: a constant must be a number, a string, a dtype or None, got {value!r}")

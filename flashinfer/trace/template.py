@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, ClassVar, Iterator, Mapping, Optional, Sequence, Union
 
 from .._runtime.errors import ArgumentError
 from .check import default_check
+from .function_text import function_source
 
 __all__ = ["Axis", "Const", "Scalar", "Tensor", "TraceDispatch", "TraceTemplate", "Value", "Var", "by_rank"]
 
@@ -134,6 +135,10 @@ class TraceTemplate:
     stem: Optional[str] = None
     description: str = ""
 
+    #: ``template.build_fi_trace_fn(api)``, a function that returns the definition of a call of ``api``; fi_trace.py,
+    #: which imports this module, sets it.
+    build_fi_trace_fn: ClassVar[Callable[..., Callable[..., dict[str, Any]]]]
+
     def __post_init__(self) -> None:
         if self.check is None:
             object.__setattr__(self, "check", default_check)  # frozen
@@ -156,15 +161,6 @@ class TraceTemplate:
                 value = kind.value if kind.value is not None else axis_values[axis]
                 parts.append(f"{axis if kind.abbrev is None else kind.abbrev}{value}")
         return "_".join(parts)
-
-    def build_fi_trace_fn(self, fi_api: Union[str, Callable[..., Any]]) -> Callable[..., dict[str, Any]]:
-        """A function ``(save_dir=None, name=None, **arguments)`` that returns the definition of a call of ``fi_api``.
-
-        ``fi_api`` is the API or its name ``module.qualname``. Arguments that the template does not know are ignored.
-        """
-        from ..fi_trace import build_fi_trace_fn
-
-        return build_fi_trace_fn(self, fi_api)
 
     def parameters(self) -> Iterator[str]:
         """Names that the API's signature must have."""
@@ -230,13 +226,9 @@ def by_rank(param: str, templates: Mapping[int, TraceTemplate]) -> TraceDispatch
 
 def _render_reference_source(func: Callable[..., Any]) -> str:
     """Self-contained text of a reference; it defines the function under its own name."""
-    from .source import function_source
-
     return function_source(func)
 
 
 def _render_init_source(func: Callable[..., Any]) -> str:
     """Self-contained text of an init function; it defines the function under its own name."""
-    from .source import function_source
-
     return function_source(func)

@@ -16,7 +16,7 @@ import torch
 
 from flashinfer.fi_trace import dump_call
 from flashinfer.fused_moe import ActivationType, cutlass_fused_moe
-from flashinfer.fused_moe.cutlass.api.formats import Format, format_of
+from flashinfer.fused_moe.cutlass.formats import Format, format_of
 from flashinfer.trace import Tensor
 from flashinfer.trace.definition import input_value
 from flashinfer.trace.templates.fused_moe import cutlass_fused_moe_trace

@@ -14,8 +14,8 @@ from flashinfer.autotuner import AutoTuner
 from flashinfer.fused_moe import cutlass_fused_moe
 from flashinfer.fused_moe.cutlass import call as cutlass_op
 from flashinfer.fused_moe.cutlass import tuning as cutlass_tuning
-from flashinfer.fused_moe.cutlass.api.formats import Format
-from flashinfer.fused_moe.cutlass.api.tuning import CPU_TILES, FEWEST_TOKENS, FusedMoeTileRunner
+from flashinfer.fused_moe.cutlass.formats import Format
+from flashinfer.fused_moe.cutlass.tuning import CPU_TILES, FEWEST_TOKENS, FusedMoeTileRunner
 from flashinfer.jit.gemm import W4_KINDS, W4_TILES, tiles_of
 from flashinfer.tllm_enums import ActivationType
 

@@ -16,8 +16,8 @@ from typing import Any, Callable, Optional
 import torch
 
 from flashinfer.fused_moe import cutlass_fused_moe
-from flashinfer.fused_moe.cutlass.api.call import w4_product
-from flashinfer.fused_moe.cutlass.api.tuning import BY_RULE, _product_of
+from flashinfer.fused_moe.cutlass.call import w4_product
+from flashinfer.fused_moe.cutlass.tuning import BY_RULE, _product_of
 from flashinfer.jit.gemm import W4_TILES
 
 from .tune import seconds

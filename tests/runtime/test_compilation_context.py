@@ -14,7 +14,7 @@ from flashinfer import compilation_context
 from flashinfer._runtime import nvml
 from flashinfer._runtime.arch import HOPPER_ON_MAJORS
 from flashinfer.compilation_context import CompilationContext, sm90a_nvcc_flags, sm120f_nvcc_flags
-from flashinfer.jit import cpp_ext
+from flashinfer.jit import toolchain
 
 from ..fresh_process import run_python
 
@@ -34,7 +34,9 @@ def targets(monkeypatch):
 
 @pytest.fixture
 def cuda(monkeypatch):
-    return lambda *version: monkeypatch.setattr(cpp_ext, "get_cuda_version", lambda: Version("{}.{}".format(*version)))
+    return lambda *version: monkeypatch.setattr(
+        toolchain, "get_cuda_version", lambda: Version("{}.{}".format(*version))
+    )
 
 
 def gencode(flags):

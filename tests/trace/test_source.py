@@ -12,7 +12,8 @@ import torch
 
 from flashinfer._runtime.errors import ArgumentError
 from flashinfer.trace import Const, Scalar, Tensor, TraceTemplate, Var, default_check
-from flashinfer.trace.source import function_source, run_source
+from flashinfer.trace.function_text import function_source
+from flashinfer.trace.source import run_source
 from flashinfer.trace.template import _render_init_source, _render_reference_source
 
 LIMIT = 3.0

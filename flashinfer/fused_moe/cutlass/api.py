@@ -7,9 +7,9 @@ from typing import Optional, Sequence, Union
 
 import torch
 
-from ... import utils
 from ..._runtime.allocation import new_empty
 from ..._runtime.explain_error import explain_type_errors
+from ..._runtime.probes import probes
 from ..._runtime.shortcut import with_shortcut
 from ...api_logging import flashinfer_api
 from ...tllm_enums import ActivationType, normalize_activation_type
@@ -45,7 +45,7 @@ def _activation_number(activation_type: Union[int, ActivationType], has_constant
 
 
 def _refuse_format(format: int, device: torch.device) -> None:
-    major, minor = utils.get_compute_capability(device)
+    major, minor = probes.get_compute_capability(device)
     if (major, minor) != (9, 0):
         raise NotImplementedError(
             f"cutlass_fused_moe: {_OF_SM90[format]} must be False on GPUs other than SM90, got SM{major}{minor}"

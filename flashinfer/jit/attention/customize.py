@@ -16,7 +16,7 @@ from ..._runtime.enums import PosEncodingMode
 from ..._runtime.errors import ArgumentError
 from ..core import JitSpec
 from .generate import AttentionModule, resolve_device
-from .modules import check_backend
+from .key import check_backend
 from .uri import get_batch_prefill_uri
 from .variants import VariantParams, attention_sink_decl, check_sm90_form, has_sm90_form
 

@@ -13,6 +13,7 @@ import torch
 
 from .. import env as jit_env  # noqa: F401, published code patches jit_env here
 from ..core import JitSpec, current_compilation_context
+from . import customize
 from .generate import has_hopper_target
 from .key import AttentionKey
 from .key import check_backend as check_backend
@@ -37,7 +38,7 @@ __all__ = [
 
 logger = logging.getLogger("flashinfer.jit")
 
-#: Generators that published code looks for in this module; they are defined in customize.py, which imports this one.
+#: Generators that published code looks for in this module; they are defined in customize.py.
 _CUSTOMIZE = "gen_customize_"
 _MLA_HEADS, _PREFILL_TILE = Heads(576, 512, 2, 2, 4, True), 64
 
@@ -318,7 +319,5 @@ def gen_mla_modules(backend: str = "cuda") -> Iterator[JitSpec]:
 
 def __getattr__(name: str) -> Any:
     if name.startswith(_CUSTOMIZE):
-        from . import customize
-
         return getattr(customize, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
