@@ -4,7 +4,7 @@
 #include "fused_moe_arguments.h"
 // clang-format off
 #include <flashinfer/fused_moe/mono.h>
-#include <flashinfer/gemm/sm_count.h>
+#include <flashinfer/device/sm_count.h>
 // clang-format on
 
 namespace moe_arguments {

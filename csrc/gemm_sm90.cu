@@ -7,7 +7,7 @@
 #include <flashinfer/gemm/entries_sm90.h>
 #include <flashinfer/gemm/layout_sm90.h>
 #include <flashinfer/gemm/quantize_1x128.h>
-#include <flashinfer/gemm/sm_count.h>
+#include <flashinfer/device/sm_count.h>
 #include "gemm_sm90_config.inc"
 // clang-format on
 

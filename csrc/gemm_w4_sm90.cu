@@ -4,7 +4,7 @@
 #include "tvm_ffi_utils.h"
 // clang-format off
 #include <flashinfer/gemm/choose_cache_sm90.h>
-#include <flashinfer/gemm/sm_count.h>
+#include <flashinfer/device/sm_count.h>
 #include <flashinfer/gemm/w4_sm90.h>
 #include "gemm_w4_sm90_config.inc"
 // clang-format on

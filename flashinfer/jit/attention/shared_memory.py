@@ -18,7 +18,7 @@ _DECODE_WARPS = 4
 _MASK_CLASS_BYTES = 1024
 _FOLLOWED_ROWS = 128  # row offsets that a block keeps
 
-#: Bytes that a block may use, by compute capability (``SharedLimitOf`` of occupancy.cuh); elsewhere 99 KiB.
+#: Bytes that a block may use, by compute capability (``SharedLimitOf`` of device/occupancy.cuh); elsewhere 99 KiB.
 _LIMITS = {
     **dict.fromkeys([(9, 0), (10, 0), (10, 3), (11, 0)], 227 * _KIB),
     **dict.fromkeys([(8, 0), (8, 7)], 163 * _KIB),

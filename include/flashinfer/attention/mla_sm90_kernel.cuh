@@ -10,7 +10,7 @@
 #include "mla_sm90_consumer.cuh"
 #include "mla_sm90_producer.cuh"
 #include "mla_sm90_store.cuh"
-#include "occupancy.cuh"
+#include "../device/occupancy.cuh"
 
 namespace flashinfer {
 namespace attention {

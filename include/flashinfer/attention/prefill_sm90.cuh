@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launch of the Hopper prefill kernel: definitions for its tiles of the functions that backend_interface.h declares.
 #pragma once
-#include "occupancy.cuh"
+#include "../device/occupancy.cuh"
 #include "prefill_sm90_kernel.cuh"
 
 namespace flashinfer {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Common includes of the attention kernels.
-//   convert.cuh    pairs of 16 bits, fp8, NVFP4           kv_rows.cuh       rows in memory and in shared memory
-//   work_items.cuh      where a block finds its work           query.cuh      the query of a tile
-//   variant_hooks.cuh      what hooks of a variant change         occupancy.cuh  launching resident blocks
+//   convert.cuh        pairs of 16 bits, fp8, NVFP4    kv_rows.cuh           rows in memory and in shared memory
+//   work_items.cuh     where a block finds its work    query.cuh             the query of a tile
+//   variant_hooks.cuh  what hooks of a variant change  device/occupancy.cuh  launching resident blocks
 #pragma once
 #include "../ptx/atomic.cuh"
 #include "../ptx/cluster.cuh"
@@ -13,5 +13,5 @@
 #include "variant_hooks.cuh"
 #include "work_items.cuh"
 #include "query.cuh"
-#include "occupancy.cuh"
+#include "../device/occupancy.cuh"
 #include "kv_rows.cuh"

@@ -13,7 +13,7 @@
 #pragma once
 #include <algorithm>
 
-#include "../attention/occupancy.cuh"
+#include "../device/occupancy.cuh"
 #include "../grid_barrier.cuh"
 #include "../ptx/pdl.cuh"
 #include "../vec_dtypes.cuh"

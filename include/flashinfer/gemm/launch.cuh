@@ -5,7 +5,7 @@
 
 #include "../utils.cuh"
 #include "kernel.cuh"
-#include "sm_count.h"
+#include "../device/sm_count.h"
 
 namespace flashinfer {
 namespace gemm {

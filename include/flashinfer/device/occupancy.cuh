@@ -4,7 +4,6 @@
 #include <atomic>
 
 #include "../utils.cuh"
-#include "backend_interface.h"
 
 namespace flashinfer {
 namespace attention {
