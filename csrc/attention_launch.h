@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // run() of attention modules: turns tensors into Params and a plan into work lists, and launches the lists.
 #pragma once
-#include <flashinfer/attention/single_plan.h>
+#include <flashinfer/attention/plan/single.h>
 
 #include "attention_plan.h"
 #include "stream_memory.h"
@@ -33,7 +33,7 @@ constexpr int64_t Stored(int64_t head_dim) { return IS_NVFP4 ? head_dim / 2 : he
 inline int64_t StrideOf(const TensorView& t, int i) { return t.size(i) == 1 ? 0 : t.stride(i); }
 
 /// Refuse a cache that kernels cannot address: they count units of 16 bytes in 32 bits (RowOffset of
-/// attention/kv_rows.cuh). The CPU and NVFP4 kernels use 64 bits.
+/// attention/common/kv_rows.cuh). The CPU and NVFP4 kernels use 64 bits.
 inline void CheckReach([[maybe_unused]] const char* op, [[maybe_unused]] const char* name,
                        [[maybe_unused]] const TensorView& t) {
 #ifndef FLASHINFER_CPU

@@ -4,9 +4,9 @@
 #include "attention_arguments.h"
 #include "attention_staging.h"
 // clang-format off
-#include <flashinfer/attention/backend_interface.h>
-#include <flashinfer/attention/fused_decode_prefill.h>
-#include <flashinfer/attention/prefill_sm90.h>
+#include <flashinfer/attention/common/backend_interface.h>
+#include <flashinfer/attention/fused/plan.h>
+#include <flashinfer/attention/prefill_sm90/tiles.h>
 // clang-format on
 
 namespace flashinfer {

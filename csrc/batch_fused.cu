@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of a batch_fused module: keys that many queries share and keys of each request, in one launch
-// (fused_decode_prefill.h). All keys are in the pages of one cache.
+// (attention/fused/plan.h). All keys are in the pages of one cache.
 #include "attention_call_cache.h"
 // clang-format off
-#include <flashinfer/attention/fused_decode_prefill.h>
+#include <flashinfer/attention/fused/plan.h>
 // clang-format on
 
 using namespace flashinfer;

@@ -32,7 +32,7 @@ PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, cons
   in.cuda_graph = enable_cuda_graph;
   in.max_rows = int32_t(total_num_rows);
   SetTiles<true>(in);
-  // Pages that are no multiple of 8 tokens are not read by TMA (SMALLEST_BOX of prefill_sm90_boxes.h).
+  // Pages that are no multiple of 8 tokens are not read by TMA (SMALLEST_BOX of attention/prefill_sm90/boxes.h).
   constexpr int64_t SMALLEST_PAGE = 8;
   if (num_colocated_ctas < 0 || (HAS_PREFILL_SM90 && page_size % SMALLEST_PAGE != 0)) in.fused_blocks = 0;
   return in;

@@ -66,7 +66,7 @@ def get_batch_pod_module(*args: Any) -> Any:
 
 
 def _is_much(q: torch.Tensor, num_kv_heads: int, backend: str) -> bool:
-    """Return True if there are enough prefill queries for a shared launch (``FusesLists`` of attention/planner.h).
+    """Return True if there are enough prefill queries for a shared launch (``FusesLists`` of attention/plan/planner.h).
 
     Native code makes the exact decision. This estimate saves host time: if native code would decline to share a launch,
     two separate calls take less time on the host.

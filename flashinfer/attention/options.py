@@ -46,7 +46,7 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 NON_CAUSAL, CAUSAL = MaskMode.NON_CAUSAL.value, MaskMode.CAUSAL.value
 CUSTOM, MULTI_ITEM = MaskMode.CUSTOM.value, MaskMode.MULTIITEMSCORING.value
 ALIBI = PosEncodingMode.ALIBI.value
-DECODE_TILE = 16  #: requests of at most as many rows of a KV head are in the decode list (backend_interface.h)
+DECODE_TILE = 16  #: requests of at most as many rows of a KV head are in the decode list (common/backend_interface.h)
 
 _hopper_serves = functools.cache(hopper_serves)
 _LAYOUTS = {layout.name: layout.value for layout in TensorLayout}

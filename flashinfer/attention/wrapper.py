@@ -212,7 +212,7 @@ class PlannedWrapper:
         """Return ``kv_indptr`` (``which`` = 0) or ``qo_indptr`` (1) in device memory, for kernels.
 
         An array on the device is used directly. For an array on the host, the result is a view of the int workspace,
-        where the native plan copies the array: after the plan's header (include/flashinfer/attention/planner.h,
+        where the native plan copies the array: after the plan's header (include/flashinfer/attention/plan/planner.h,
         ``IndptrOffset``).
         """
         name = ("kv_indptr", "qo_indptr")[which]

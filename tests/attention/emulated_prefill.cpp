@@ -3,10 +3,10 @@
 // the merge. Compiled for head dimensions HEAD_QK and HEAD_VO, with HAS_CAP or with hooks of a user (USER_HOOKS, or SM90_FORM), for
 // ragged keys (KERNEL_ROWS), for pages (KERNEL_PAGES) or both, with a mask of each pair (KERNEL_MASKS) or without, for
 // queries of type DTYPE_Q, keys of type DTYPE_KV and results of type DTYPE_O, with scales of each head (HEAD_SCALES).
-// With MIXED, requests of few rows are in a decode list, and both lists run in one launch (mixed_sm90.cuh). With SHORT_FORM,
-// the kernel has the form for short items.
-#include <flashinfer/attention/planner.h>
-#include <flashinfer/attention/single_plan.h>
+// With MIXED, requests of few rows are in a decode list, and both lists run in one launch
+// (attention/fused/kernel_sm90.cuh). With SHORT_FORM, the kernel has the form for short items.
+#include <flashinfer/attention/plan/planner.h>
+#include <flashinfer/attention/plan/single.h>
 #include <flashinfer/ptx/math.cuh>
 
 namespace flashinfer {
@@ -84,11 +84,11 @@ using Variant = DefaultAttention<use_custom_mask, false, HAS_CAP, false>;
 
 }  // namespace flashinfer
 
-#include <flashinfer/attention/merge.cuh>
+#include <flashinfer/attention/common/merge.cuh>
 #ifdef MIXED
-#include <flashinfer/attention/mixed_sm90.cuh>
+#include <flashinfer/attention/fused/kernel_sm90.cuh>
 #else
-#include <flashinfer/attention/prefill_sm90.cuh>
+#include <flashinfer/attention/prefill_sm90/launch.cuh>
 #endif
 
 using namespace flashinfer;

@@ -5,7 +5,7 @@
 #include <tvm/ffi/container/array.h>
 
 #include <chrono>
-#include <flashinfer/attention/planner.h>
+#include <flashinfer/attention/plan/planner.h>
 // clang-format on
 
 using namespace flashinfer::attention;

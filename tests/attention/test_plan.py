@@ -197,7 +197,7 @@ def chunks_of(plan: Plan) -> int:
 
 
 def computed(plan: Plan) -> np.ndarray:
-    """Compute the items of equally split requests, as EqualRequestItem of work_items.cuh does."""
+    """Compute the items of equally split requests, as EqualRequestItem of attention/common/work_items.cuh does."""
     info, heads = plan.info, plan.case.heads[1]
     chunks, size = chunks_of(plan), info["chunk_size"]
     items = np.zeros(info["decode_blocks"] // heads, ITEM)

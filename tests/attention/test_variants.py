@@ -259,7 +259,7 @@ def test_declarations_that_kernels_would_stumble_over(changes, error, text):
 
 
 def test_names_that_kernels_have_are_those_of_the_header():
-    text = (jit_env.FLASHINFER_INCLUDE_DIR / "flashinfer/attention/params.h").read_text()
+    text = (jit_env.FLASHINFER_INCLUDE_DIR / "flashinfer/attention/common/params.h").read_text()
     struct = text[text.index("struct AttentionParams {") : text.index("FLASHINFER_HD uint32_t get_qo_len")]
     lines = [line.split("//")[0].strip() for line in struct.splitlines()]
     declared = [line.rstrip(";") for line in lines if line.endswith(";") and not line.startswith(("using", "static"))]

@@ -4,7 +4,7 @@
 // clang-format off
 #include <tvm/ffi/container/array.h>
 
-#include <flashinfer/attention/fused_decode_prefill.h>
+#include <flashinfer/attention/fused/plan.h>
 // clang-format on
 
 using namespace flashinfer;

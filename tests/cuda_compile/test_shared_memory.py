@@ -12,8 +12,8 @@ from flashinfer.jit import env
 from flashinfer.jit.attention.shared_memory import Heads, decode_bytes, prefill_bytes, shared_limit
 
 SOURCE = """
-#include <flashinfer/attention/decode_producer.cuh>
-#include <flashinfer/attention/prefill_traits.cuh>
+#include <flashinfer/attention/decode/producer.cuh>
+#include <flashinfer/attention/prefill/shape.cuh>
 using namespace flashinfer;
 using namespace flashinfer::attention;
 template <int QK, int VO, typename KV, bool LATENT>

@@ -6,7 +6,7 @@
 inline float __ldcg(const float* p) { return *p; }
 inline float4 __ldcg(const float4* p) { return *p; }
 
-#include <flashinfer/attention/planner.h>
+#include <flashinfer/attention/plan/planner.h>
 #include <flashinfer/attention/variants.h>
 
 namespace flashinfer {
@@ -23,8 +23,8 @@ struct Latent : MlaParams<T, T, T, int32_t> {
 
 }  // namespace flashinfer
 
-#include <flashinfer/attention/mla_sm90_kernel.cuh>
-#include <flashinfer/attention/mla_sm90_launch.cuh>
+#include <flashinfer/attention/mla_sm90/kernel.cuh>
+#include <flashinfer/attention/mla_sm90/launch.cuh>
 
 using namespace flashinfer;
 using namespace flashinfer::attention;

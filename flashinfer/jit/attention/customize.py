@@ -33,7 +33,7 @@ __all__ = [
 
 
 _POS_ENCODINGS = [mode.value for mode in PosEncodingMode]
-#: Reserved names: fields that kernels read (include/flashinfer/attention/params.h), which a parameter would hide.
+#: Reserved names: fields that kernels read (attention/common/params.h), which a parameter would hide.
 _TAKEN = frozenset(
     (
         "q", "k", "v", "o", "lse", "q_stride_n", "q_stride_h", "o_stride_n", "o_stride_h", "k_stride_page",

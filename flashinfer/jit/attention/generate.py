@@ -35,12 +35,12 @@ _STORED = (*_FP8, torch.uint8)  # storage dtypes, for keys and values only
 _ROPE = 1  # PosEncodingMode
 _FRAGMENT = 16  # columns of an mma.sync operand
 _FP8_FRAGMENT = 32  # columns of a wgmma operand of 8 bits
-HOPPER_WIDTHS = (64, 96, 128, 192, 256)  # head_dim_vo of the Hopper kernel (HasPrefillSm90 of prefill_sm90.h)
-_DECODE_TILE, _PREFILL_TILE, _LARGE_PREFILL_TILE = 16, 64, 128  # rows per tile (backend_interface.h)
+HOPPER_WIDTHS = (64, 96, 128, 192, 256)  # head_dim_vo of the Hopper kernel (HasPrefillSm90 of prefill_sm90/tiles.h)
+_DECODE_TILE, _PREFILL_TILE, _LARGE_PREFILL_TILE = 16, 64, 128  # rows per tile (common/backend_interface.h)
 
 
 def _hopper_tile(head_dim_qk: int, head_dim_vo: int) -> int:
-    """Return the rows of a tile of the Hopper kernel, as PrefillTileSm90 of prefill_sm90.h does."""
+    """Return the rows of a tile of the Hopper kernel, as PrefillTileSm90 of prefill_sm90/tiles.h does."""
     return 192 if head_dim_qk <= 64 and head_dim_vo <= 64 else 128
 
 
@@ -92,7 +92,7 @@ class AttentionModule:
     head_dim_pe: int = 0  #: columns of q and k that are in separate tensors (MLA)
     device: str = "cuda"
     is_sm90: bool = False  #: kernels with wgmma and TMA, which need a target 9.0a (batch_mla)
-    backend: str = "fa2"  #: "fa3": tiles of the prefill list run on the Hopper kernel (prefill_sm90.cuh)
+    backend: str = "fa2"  #: "fa3": tiles of the prefill list run on the Hopper kernel (prefill_sm90/launch.cuh)
 
     def __post_init__(self) -> None:
         floats = _FLOATS[self.device]
@@ -229,7 +229,7 @@ class AttentionModule:
 
     @property
     def has_short_tiles(self) -> bool:
-        """Tell whether the Hopper kernel has a form for short requests too (HasShortPrefillSm90 of prefill_sm90.h)."""
+        """Tell whether the Hopper kernel has a form for short requests (HasShortPrefillSm90 of prefill_sm90/tiles.h)."""
         is_served = self.dtype_kv == self.dtype_q and max(self.head_dim_qk, self.head_dim_vo) <= 128
         return self.backend == "fa3" and self.kind == "batch_prefill" and self.has_decode_kernel and is_served
 
@@ -251,7 +251,7 @@ class AttentionModule:
 
     @property
     def has_fused(self) -> bool:
-        """Tell whether the module has a fused kernel for prefill and decode lists (fused_decode_prefill.h)."""
+        """Tell whether the module has a fused kernel for prefill and decode lists (attention/fused/plan.h)."""
         is_served = _LARGE_PREFILL_TILE in self.tiles and (self.backend == "fa2" or self.dtype_kv not in _STORED)
         return self.kind == "batch_prefill" and self.device == "cuda" and is_served
 
@@ -322,26 +322,26 @@ class AttentionModule:
             }
         if self.kind == "batch_fused":
             return {
-                f"{self.kind}_{tile}.cu": self._unit("fused_decode_prefill.cuh", cascades=[tile])
+                f"{self.kind}_{tile}.cu": self._unit("fused/kernel.cuh", cascades=[tile])
                 for tile in self.tiles[1:]
             }
         if self.is_sm90:
             resident = [(_PREFILL_TILE, "MaxActiveMlaSm90Blocks<Params>")]
             return {
-                f"{self.kind}_boxes.cu": self._unit("mla_sm90_kernel.cuh", resident=resident, mla_pages=["false"]),
-                f"{self.kind}_rows.cu": self._unit("mla_sm90_kernel.cuh", mla_pages=["true"]),
-                f"{self.kind}_launch.cu": self._unit("mla_sm90_launch.cuh", kernels),
+                f"{self.kind}_boxes.cu": self._unit("mla_sm90/kernel.cuh", resident=resident, mla_pages=["false"]),
+                f"{self.kind}_rows.cu": self._unit("mla_sm90/kernel.cuh", mla_pages=["true"]),
+                f"{self.kind}_launch.cu": self._unit("mla_sm90/launch.cuh", kernels),
             }
-        units = {f"{self.kind}_merge.cu": self._unit("merge.cuh", merges=self.tiles)}
+        units = {f"{self.kind}_merge.cu": self._unit("common/merge.cuh", merges=self.tiles)}
         if self.has_fused:
-            header = "mixed_sm90.cuh" if self.backend == "fa3" else "fused_decode_prefill.cuh"
+            header = "fused/kernel_sm90.cuh" if self.backend == "fa3" else "fused/kernel.cuh"
             units[f"{self.kind}_fused.cu"] = self._unit(header, fused=[max(self.tiles)])
         for tile, paged, mask in kernels:
             is_first = (paged, mask) == (self.paged[0], self.masks[0])
             resident = [(tile, self.resident_kernel(tile, paged, mask))] if is_first else []
             name = f"{self.kind}_{tile}_{'paged' if paged else 'ragged'}{'_masked' if mask else ''}.cu"
             is_hopper = self.backend == "fa3" and tile != _DECODE_TILE
-            header = "prefill_sm90.cuh" if is_hopper else "launch.cuh"
+            header = "prefill_sm90/launch.cuh" if is_hopper else "dispatch.cuh"
             units[name] = self._unit(header, [(tile, paged, mask)], resident)
         return units
 

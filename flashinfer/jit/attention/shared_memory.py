@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared memory that the CUDA attention kernels need, to refuse head dimensions before a build that would fail.
 
-The formulas are those of ``include/flashinfer/attention/prefill_traits.cuh`` and ``decode_producer.cuh``, for the least
-keys per step; ``tests/cuda_compile/test_shared_memory.py`` compares.
+The formulas are those of ``include/flashinfer/attention/prefill/shape.cuh`` and ``attention/decode/producer.cuh``, for
+the least keys per step; ``tests/cuda_compile/test_shared_memory.py`` compares.
 """
 
 from __future__ import annotations

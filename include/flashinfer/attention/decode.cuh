@@ -12,9 +12,9 @@ template <bool use_custom_mask>
 using Variant = DefaultAttention<use_custom_mask, false, false, false>;
 }  // namespace flashinfer
 
-#include "merge.cuh"
-#include "decode_kernel.cuh"
-#include "single_plan.h"
+#include "common/merge.cuh"
+#include "decode/kernel.cuh"
+#include "plan/single.h"
 
 namespace flashinfer {
 

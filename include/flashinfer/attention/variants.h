@@ -4,8 +4,8 @@
 // (docs/attention_variants.md).
 //   test  pytest tests/attention/test_variants.py
 #pragma once
-#include "math.h"
-#include "params.h"
+#include "common/math.h"
+#include "common/params.h"
 
 // A hook is a member template, so that it can be pasted into a struct without naming types. `logits` is the accumulated
 // q.k; after the hook it is multiplied by sm_scale_log2 and becomes the exponent of 2.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention on the CPU: the functions of backend_interface.h for host threads. A thread takes one block of the work
-// list at a time (cpu/tile.h). Everything is computed in float. Results do not depend on the assignment of blocks to
+// Attention on the CPU: the functions of common/backend_interface.h for host threads. A thread takes one block of the
+// work list at a time (tile.h). Everything is computed in float. Results do not depend on the assignment of blocks to
 // threads.
 //   test  pytest tests/attention/test_native.py      bench  python benchmarks/bench_decode.py
 #pragma once

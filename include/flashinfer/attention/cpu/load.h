@@ -7,7 +7,7 @@
 #include "../../cpu/fp4.h"
 #include "../../cpu/parallel.h"
 #include "gemm.h"
-#include "../params.h"
+#include "../common/params.h"
 
 namespace flashinfer {
 namespace attention {

@@ -8,7 +8,7 @@
 #include "amx.h"
 #include "direct.h"
 #include "products.h"
-#include "../backend_interface.h"
+#include "../common/backend_interface.h"
 #include "../variants.h"
 
 namespace flashinfer {
