@@ -5,7 +5,7 @@
 #pragma once
 #include "fused_moe_arguments.h"
 // clang-format off
-#include <flashinfer/gemm/w4_sm90.h>
+#include <flashinfer/gemm/w4_sm90/choose.h>
 // clang-format on
 
 namespace moe_arguments {

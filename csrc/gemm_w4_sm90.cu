@@ -3,9 +3,9 @@
 // module has the kernels of one type of codes, listed in gemm_w4_sm90_config.inc.
 #include "tvm_ffi_utils.h"
 // clang-format off
-#include <flashinfer/gemm/choose_cache_sm90.h>
+#include <flashinfer/gemm/sm90/choose_cache.h>
 #include <flashinfer/device/sm_count.h>
-#include <flashinfer/gemm/w4_sm90.h>
+#include <flashinfer/gemm/w4_sm90/choose.h>
 #include "gemm_w4_sm90_config.inc"
 // clang-format on
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr char OP[] = "gemm_w4_sm90";
 constexpr int TILE_COUNT = sizeof(W4_TILES) / sizeof(W4_TILES[0]);
-static_assert(TILE_COUNT == sizeof(ENTRIES) / sizeof(ENTRIES[0]), "tiles of jit/gemm.py and of w4_sm90.h");
+static_assert(TILE_COUNT == sizeof(ENTRIES) / sizeof(ENTRIES[0]), "tiles of jit/gemm.py and of gemm/w4_sm90/choose.h");
 
 int IndexOf(const GemmConfig& c) {
   int i = 0;

@@ -2,11 +2,11 @@
 // Launcher of the 1 x 128 quantiser of activations: checks, dtype dispatch, stream.
 #include "tvm_ffi_utils.h"
 // clang-format off
-#include <flashinfer/gemm/quantize_1x128.h>
+#include <flashinfer/quantize_1x128.h>
 #if defined(FLASHINFER_CPU)
-#include <flashinfer/gemm/quantize_1x128_cpu.h>
+#include <flashinfer/quantize_1x128_cpu.h>
 #elif defined(__CUDACC__)
-#include <flashinfer/gemm/quantize_1x128.cuh>
+#include <flashinfer/quantize_1x128.cuh>
 #endif
 // clang-format on
 

@@ -113,7 +113,7 @@ def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
     units = {
         t.unit: {
             "entry": t.entry,
-            "header": "swapped_sm90.cuh" if t.swapped else "gemm_sm90.cuh",
+            "header": "gemm/sm90/swap_ab_kernel.cuh" if t.swapped else "gemm/sm90/kernel.cuh",
             "parameters": "const GemmProblem&, const GemmConfig&, Stream",
         }
         for t in tiles
@@ -166,7 +166,7 @@ class W4Tile(NamedTuple):
 
     @property
     def most_blocks(self) -> int:
-        """Blocks at most that split K, ``MostW4Blocks`` of gemm/w4_sm90.h."""
+        """Blocks at most that split K, ``MostW4Blocks`` of gemm/w4_sm90/choose.h."""
         if self.weights > 128 or self.tokens > 64:
             return 1
         return 4 if self.tokens <= 32 else 8
@@ -174,7 +174,7 @@ class W4Tile(NamedTuple):
 
 #: Type of the codes of each kind of module for four-bit weights, a ``WeightCode`` of gemm/w4_layout.h.
 W4_KINDS = {"mxfp4": "kE2M1", "mxfp4_fp8": "kShiftedE2M1", "int4": "kInt4"}
-#: Their tiles, those of ``W4_TILES`` in gemm/w4_sm90.h.
+#: Their tiles, those of ``W4_TILES`` in gemm/w4_sm90/choose.h.
 W4_TILES = tuple(W4Tile(tokens, 128) for tokens in (8, 16, 32, 64, 160, 192))
 W4_TILES += tuple(W4Tile(tokens, 256) for tokens in (8, 16, 32, 48, 64, 80, 96, 128))
 
@@ -205,7 +205,7 @@ get_quantize_1x128_module = module_cache(gen_quantize_1x128_module)
 
 
 def _general_kernels() -> dict[str, list[str]]:
-    """Return the kernels of each unit of the general module, those of ``HasKernel`` in gemm/choose.h."""
+    """Return the kernels of each unit of the general module, those of ``HasKernel`` in gemm/general/choose.h."""
 
     def kernels(element: str, loads: str, scaled: str, *sizes: str) -> list[str]:
         return [f"{element}, Loads::k{loads}, {scaled}, TileSize::k{size}" for size in sizes]

@@ -5,7 +5,7 @@
 #pragma once
 #include "fused_moe/activate.cuh"
 #include "fused_moe/rows.cuh"
-#include "gemm/quantize_1x128.cuh"
+#include "quantize_1x128.cuh"
 #include "ptx/pdl.cuh"
 
 namespace flashinfer {
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(ROW_THREADS) PermuteKernel(const __grid_consta
 }
 
 /// Kernel: PermuteKernel<__nv_bfloat16, kBlocks> with loads of 32 bytes and stores of 16 bytes per lane, for columns that
-/// are whole blocks of 128. 8 lanes quantise a block, as in gemm/quantize_1x128.cuh.
+/// are whole blocks of 128. 8 lanes quantise a block, as in quantize_1x128.cuh.
 template <int LANES>
 __global__ void __launch_bounds__(ROW_THREADS) PermuteBlocksKernel(const __grid_constant__ PermuteParams p) {
   ptx::GridDependencyWait();

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA kernels of gemm.h, for SM80 and later: any strides, element types, groupings and scales. Results are the same
 // in every run.
-//   gemm/choose.h      which kernel serves a problem        gemm/work.cuh      tiles of results, steps along K
-//   gemm/load.cuh      operands to shared memory            gemm/multiply.cuh  products on tensor cores, or in fp32
-//   gemm/store.cuh     scaling, bias, rounding              gemm/kernel.cuh    the ring and the loop over tiles
+// Parts are in gemm/general:
+//   choose.h   which kernel serves a problem    work.cuh      tiles of results, steps along K
+//   load.cuh   operands to shared memory        multiply.cuh  products on tensor cores, or in fp32
+//   store.cuh  scaling, bias, rounding          kernel.cuh    the ring and the loop over tiles
 //   test  pytest tests/gemm      bench  python benchmarks/bench_gemm.py
 #pragma once
-#include "gemm/launch.cuh"
+#include "gemm/general/launch.cuh"
 
 namespace flashinfer {
 namespace gemm {

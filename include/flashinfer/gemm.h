@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrix products d = alpha * a b^T + beta * d + bias for operands of any strides, shared by both backends: dense,
 // batched and grouped, 8-bit operands with scales of tensors or blocks. Sums are fp32, rounded once.
-// Defined in gemm.cuh (CUDA) and gemm_cpu.h (CPU). gemm/problem_sm90.h describes the faster kernels for Hopper.
+// Defined in gemm.cuh (CUDA) and gemm_cpu.h (CPU). gemm/sm90/problem.h describes the faster kernels for Hopper.
 //   test  pytest tests/gemm      bench  python benchmarks/bench_gemm.py
 #pragma once
 #include "backend.h"

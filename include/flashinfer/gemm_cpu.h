@@ -10,8 +10,8 @@
 
 #include "cpu/parallel.h"
 #include "gemm.h"
-#include "gemm/stream_cpu.h"
-#include "gemm/tile_cpu.h"
+#include "gemm/cpu/stream.h"
+#include "gemm/cpu/tile.h"
 
 namespace flashinfer {
 namespace gemm {

@@ -3,13 +3,13 @@
 //
 //   MoePermuteKernel          a block copies a part of one row; each thread has up to 4 vectors of 16 bytes in flight
 //   MoePermuteFp8Kernel       the same with a conversion: 8 elements per thread and step
-//   MoePermuteFp8BlockKernel  16 lanes per 128 columns, as in gemm/quantize_1x128.cuh
+//   MoePermuteFp8BlockKernel  16 lanes per 128 columns, as in quantize_1x128.cuh
 //   MoeFinalizeKernel         a thread adds 8 columns (4 of fp32) of all slots of a token, 4 slots in flight
 //
 // Tensors whose rows are not aligned to a vector are handled one element at a time.
 //   test  pytest tests/fused_moe/test_moe_permute.py      bench  python benchmarks/bench_moe_permute.py
 #pragma once
-#include "gemm/quantize_1x128.cuh"
+#include "quantize_1x128.cuh"
 #include "moe_permute.h"
 #include "ptx/pdl.cuh"
 #include "utils.cuh"

@@ -34,7 +34,7 @@ Status MoePermute(const MoePermuteParams& params, Stream stream);
 template <typename T>
 Status MoePermuteFp8(const MoePermuteParams& params, Stream stream);
 
-/// Copy rows to e4m3, with a scale for 128 columns of a row, by the rule of gemm/quantize_1x128.h. T is bfloat16_t or
+/// Copy rows to e4m3, with a scale for 128 columns of a row, by the rule of quantize_1x128.h. T is bfloat16_t or
 /// float16_t. On CUDA, rows of the input are aligned to 16 bytes, rows of the output to 8.
 template <typename T>
 Status MoePermuteFp8Block(const MoePermuteParams& params, Stream stream);

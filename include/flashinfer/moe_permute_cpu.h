@@ -6,7 +6,7 @@
 
 #include "cpu/parallel.h"
 #include "cpu/vec.h"
-#include "gemm/quantize_1x128_cpu.h"
+#include "quantize_1x128_cpu.h"
 #include "moe_permute.h"
 
 namespace flashinfer {

@@ -3,8 +3,8 @@
 // block-scaled layer; called by test_emulated_layer.py.
 #include <flashinfer/fused_moe.cuh>
 #include <flashinfer/fused_moe/sort_permute.cuh>
-#include <flashinfer/gemm/gemm_sm90.cuh>
-#include <flashinfer/gemm/swapped_sm90.cuh>
+#include <flashinfer/gemm/sm90/kernel.cuh>
+#include <flashinfer/gemm/sm90/swap_ab_kernel.cuh>
 
 using namespace flashinfer;
 using namespace flashinfer::fused_moe;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The SM90 GEMM kernels on the CPU, called by test_emulated_gemm.py.
-#include <flashinfer/gemm/gemm_sm90.cuh>
-#include <flashinfer/gemm/swapped_sm90.cuh>
+#include <flashinfer/gemm/sm90/kernel.cuh>
+#include <flashinfer/gemm/sm90/swap_ab_kernel.cuh>
 
 using namespace flashinfer;
 using namespace flashinfer::gemm;

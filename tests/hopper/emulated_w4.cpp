@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The SM90 kernels for four-bit weights on the CPU, called by test_emulated_w4.py.
-#include <flashinfer/gemm/w4_sm90.cuh>
+#include <flashinfer/gemm/w4_sm90/kernel.cuh>
 
 using namespace flashinfer;
 using namespace flashinfer::gemm;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Schedules and the choice of tiles, called by test_schedule.py through ctypes.
 #define FLASHINFER_CPU
-#include <flashinfer/gemm/choose_sm90.h>
-#include <flashinfer/gemm/schedule_sm90.h>
+#include <flashinfer/gemm/sm90/choose.h>
+#include <flashinfer/gemm/raster.h>
 
 using namespace flashinfer::gemm;
 

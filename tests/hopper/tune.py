@@ -4,7 +4,7 @@
 python -m tests.hopper.tune [-k mm_bf16] [--json FILE]
 
 Each variant is checked against fp32 before it is timed. Times are medians of single calls with L2 overwritten before
-each. A star marks what the rule of choose_sm90.h picks; compare it with the best.
+each. A star marks what the rule of gemm/sm90/choose.h picks; compare it with the best.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class FusedMoeTileRunner(TunableRunner):
         # Experts have up to four times the mean, so that all their rows may be in one tile.
         tactics = tile_tactics(self.kind, rows, weights.shape[-1], 4 * rows)
         tiles = tiles_of(self.kind)
-        # Pairs of blocks that share an operand have not been seen to win (choose_sm90.h).
+        # Pairs of blocks that share an operand have not been seen to win (gemm/sm90/choose.h).
         return [BY_RULE, *((tile, cluster) for tile, cluster, _ in tactics if cluster == 1 or tiles[tile].swapped)]
 
     def get_cache_key_extras(self, inputs: list[Any]) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of sorted rows with the weights of their experts on the CPU. Weights are streamed as gemm/stream_cpu.h does it
-// for every number of rows, so that the sums of a row do not depend on how many rows its expert has.
+// Products of sorted rows with the weights of their experts on the CPU. Weights are streamed as gemm/cpu/stream.h does
+// it for every number of rows, so that the sums of a row do not depend on how many rows its expert has.
 // Four-bit weights are decoded to fp32, some rows at a time, and multiplied from there.
 #pragma once
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include "../cpu/fp4.h"
 #include "../cpu/parallel.h"
 #include "../fused_moe.h"
-#include "../gemm/stream_cpu.h"
+#include "../gemm/cpu/stream.h"
 #include "../gemm/w4_layout.h"
 
 namespace flashinfer {

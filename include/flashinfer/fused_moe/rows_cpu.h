@@ -7,7 +7,7 @@
 #include "../activation_cpu.h"
 #include "../cpu/vec.h"
 #include "../fused_moe.h"
-#include "../gemm/pack_cpu.h"
+#include "../gemm/cpu/pack.h"
 
 namespace flashinfer {
 namespace fused_moe {

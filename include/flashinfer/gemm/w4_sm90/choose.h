@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of groups of tokens with four-bit weights on SM90: description, declarations and the choice of a tile. One
+// module has the kernels of one type of codes.
+#pragma once
+#include <cmath>
+
+#include "../sm90/choose.h"
+#include "../w4_layout.h"
+
+namespace flashinfer {
+namespace gemm {
+
+/// GemmProblem with kPacked groups; a: bf16, or e4m3 with a scale per row or none (TakesE4M3), b: codes in the order of
+/// w4_layout.h, n and k multiples of 128. Sums that are activated have no scales of rows.
+struct W4Problem : GemmProblem {
+  const void* codes_scales = nullptr;  // folded, (weights, n / 64, k / 128, ...): moe scales of mixed_weights.py
+};
+
+/// Compute d = a b^T with tiles of up to TOKENS tokens by 128 or 256 weights (kernel.cuh).
+template <WeightCode TYPE, int TOKENS, int WEIGHTS>
+Status GemmW4Sm90(const W4Problem& problem, const GemmConfig& config, Stream stream);
+
+constexpr int W4_WEIGHTS = SWAPPED_WEIGHTS, W4_WIDE_WEIGHTS = 2 * SWAPPED_WEIGHTS;
+
+/// Most tokens of a tile, its weights, and its nanoseconds per 128 of K, without those of W4Once(): of bf16, of e4m3 tokens.
+struct W4Tile {
+  int tokens, weights;
+  double k_block, k_block_e4m3;
+};
+
+/// Tiles of a module, those of jit/gemm.py.
+constexpr W4Tile W4_TILES[] = {
+    {8, W4_WEIGHTS, 275, 270},        {16, W4_WEIGHTS, 390, 294},        {32, W4_WEIGHTS, 450, 312},
+    {64, W4_WEIGHTS, 575, 371},       {160, W4_WEIGHTS, 1000, 469},      {192, W4_WEIGHTS, 1150, 577},
+    {8, W4_WIDE_WEIGHTS, 690, 495},   {16, W4_WIDE_WEIGHTS, 735, 514},   {32, W4_WIDE_WEIGHTS, 790, 545},
+    {48, W4_WIDE_WEIGHTS, 915, 670},  {64, W4_WIDE_WEIGHTS, 1035, 698},  {80, W4_WIDE_WEIGHTS, 1195, 764},
+    {96, W4_WIDE_WEIGHTS, 1360, 778}, {128, W4_WIDE_WEIGHTS, 1550, 782},
+};
+constexpr int W4_SPLIT_TOKENS = 64;  // tiles with more tokens or weights do not split K
+
+// Tiles of up to this many bf16 tokens are computed by stream.cuh, whose products are too slow for more.
+#ifndef FLASHINFER_W4_STREAM_TOKENS
+#define FLASHINFER_W4_STREAM_TOKENS 32
+#endif
+// Its warps per 64 rows of weights and blocks per SM, of tiles of 8 and of 16 tokens.
+#ifndef FLASHINFER_W4_STREAM_PARTS
+#define FLASHINFER_W4_STREAM_PARTS 4
+#endif
+#ifndef FLASHINFER_W4_STREAM_PARTS_16
+#define FLASHINFER_W4_STREAM_PARTS_16 4
+#endif
+#ifndef FLASHINFER_W4_STREAM_BLOCKS
+#define FLASHINFER_W4_STREAM_BLOCKS 2
+#endif
+#ifndef FLASHINFER_W4_STREAM_BLOCKS_16
+#define FLASHINFER_W4_STREAM_BLOCKS_16 2
+#endif
+// Tokens per load of its tiles of 8: 4 load less where groups have few, with conflicts of banks.
+#ifndef FLASHINFER_W4_STREAM_BOX
+#define FLASHINFER_W4_STREAM_BOX 8
+#endif
+// Its warps that load, in turn. One took 1,620 clocks for the 6 loads of a stage that stages had once (H200).
+#ifndef FLASHINFER_W4_PRODUCERS
+#define FLASHINFER_W4_PRODUCERS 2
+#endif
+// Most stages of its ring.
+#ifndef FLASHINFER_W4_STREAM_STAGES
+#define FLASHINFER_W4_STREAM_STAGES 24
+#endif
+constexpr int W4_STREAM_TOKENS = FLASHINFER_W4_STREAM_TOKENS;
+constexpr int W4_STREAM_MAX_SPLIT = 4;  // blocks that split K of its tiles
+
+/// Return how many blocks may split K of a tile.
+constexpr int MostW4Blocks(int tokens, int weights) {
+  if (weights > W4_WEIGHTS || tokens > W4_SPLIT_TOKENS) return 1;
+  return tokens <= W4_STREAM_TOKENS ? W4_STREAM_MAX_SPLIT : 8;
+}
+
+namespace model {
+
+/// Nanoseconds of 128 of K of a tile that is not bound by its products, for the choice of a split.
+constexpr double W4_K_BLOCK = 260;
+
+/// Return the nanoseconds that a tile takes once.
+inline double W4Once(const W4Tile& tile, bool is_gated) {
+  const bool is_wide = tile.weights == W4_WIDE_WEIGHTS;
+  return is_gated ? 1100 + (is_wide ? 5 : 10) * tile.tokens : 450 + (is_wide ? 1 : 4) * tile.tokens;
+}
+
+/// Return the groups of a product: the rows of one are known, those of several are random.
+inline Groups W4Groups(const GemmShape& x) {
+  Groups g = GroupsOf(x);
+  g.is_random = x.batch > 1;
+  return g;
+}
+
+/// Return the mean number of tiles of `tokens` by `weights`.
+inline double CountW4Tiles(const GemmShape& x, int tokens, int weights) {
+  const Groups g = W4Groups(x);
+  return g.count * TilesPerGroup(g, tokens) * CeilOf(double(x.n), weights);
+}
+
+/// Estimate the nanoseconds of a product on `sms` SMs. Weights are decoded once for each tile of tokens.
+inline double W4Time(const GemmShape& x, const W4Tile& tile, int sms) {
+  const double turns = Turns(W4Groups(x), CountW4Tiles(x, tile.tokens, tile.weights), sms);
+  const double k_block = x.element_bytes == 1 ? tile.k_block_e4m3 : tile.k_block;
+  return turns * (k_block * double(x.k / 128) + W4Once(tile, x.is_gated));
+}
+
+/// Return how many blocks should split K of a tile.
+inline int W4Split(const GemmShape& x, int tokens, int weights, int sms) {
+  const double k_blocks = double(x.k / 128), tiles = CountW4Tiles(x, tokens, weights);
+  const int most = MostW4Blocks(tokens, weights);
+  int best_split = 1;
+  double best = 1e30;
+  for (int split = 1; split <= most && split <= int(k_blocks); ++split) {
+    const double exchange = Exchange(tokens, split), sum = W4_K_BLOCK * CeilOf(k_blocks, split);
+    const double time = CeilOf(tiles, ClustersOf(split, sms)) * (sum + 300 + exchange / 2) + exchange;
+    if (time < best) best = time, best_split = split;
+  }
+  return best_split;
+}
+
+}  // namespace model
+
+/// Choose tile and cluster for a device of `sms` SMs. Constants were fitted to times of every tile in eight layers of experts
+/// (e4m3: five) with 16 to 16384 tokens on an H200 (tests/hopper/tune_w4.py).
+inline GemmConfig ChooseW4(const GemmShape& x, int sms) {
+  GemmConfig c;
+  c.swapped = true, c.blocks = sms;
+  double best = 1e30;
+  for (const W4Tile& tile : W4_TILES) {
+    const double time = model::W4Time(x, tile, sms);
+    if (time < best) best = time, c.block_m = tile.tokens, c.block_n = tile.weights;
+  }
+  c.cluster = model::W4Split(x, c.block_m, c.block_n, sms);
+  return c;
+}
+
+/// Take a tile that was measured instead of the one that the rule chose, if so many blocks can split K.
+inline void UseW4Tile(const GemmShape& x, const W4Tile& tile, int cluster, GemmConfig* c) {
+  if (cluster < 1 || cluster > std::min<int64_t>(MostW4Blocks(tile.tokens, tile.weights), x.k / 128)) return;
+  c->block_m = tile.tokens, c->block_n = tile.weights, c->cluster = cluster;
+}
+
+}  // namespace gemm
+}  // namespace flashinfer
