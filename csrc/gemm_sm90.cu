@@ -3,9 +3,7 @@
 // type and scaling, listed in gemm_sm90_config.inc.
 #include "stream_memory.h"
 // clang-format off
-#include <flashinfer/gemm/sm90/choose_cache.h>
-#include <flashinfer/gemm/sm90/entries.h>
-#include <flashinfer/gemm/sm90/layout.h>
+#include <flashinfer/gemm/sm90/choose.h>
 #include <flashinfer/quantize_1x128.h>
 #include <flashinfer/device/sm_count.h>
 #include "gemm_sm90_config.inc"

@@ -3,7 +3,7 @@
 // module has the kernels of one type of codes, listed in gemm_w4_sm90_config.inc.
 #include "tvm_ffi_utils.h"
 // clang-format off
-#include <flashinfer/gemm/sm90/choose_cache.h>
+#include <flashinfer/gemm/sm90/choose.h>
 #include <flashinfer/device/sm_count.h>
 #include <flashinfer/gemm/w4_sm90/choose.h>
 #include "gemm_w4_sm90_config.inc"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Host arithmetic of the Hopper layer, called by test_host.py through ctypes.
-#include <flashinfer/gemm/sm90/layout.h>
+#include <flashinfer/gemm/sm90/problem.h>
 #include <flashinfer/hopper/smem_tile.cuh>
 #include <flashinfer/hopper/tensor_map.h>
 

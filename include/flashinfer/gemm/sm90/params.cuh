@@ -7,7 +7,7 @@
 #include "../../hopper/tensor_map_cache.h"
 #include "../../ptx/wgmma.cuh"
 #include "../../utils.cuh"
-#include "entries.h"
+#include "problem.h"
 #include "tiles.cuh"
 
 namespace flashinfer {

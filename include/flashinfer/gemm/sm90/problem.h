@@ -95,5 +95,37 @@ struct GemmConfig {
   bool groups_first = false;   // with weights_first: nor did that kernel write `groups`
 };
 
+constexpr int COPY_ALIGNMENT = 16;  // bytes
+
+/// Return true if rows are contiguous and begin at multiples of 16 bytes. Strides are in elements; the stride of a
+/// dimension of one element does not matter. A stride of 0, which repeats an element, is refused.
+inline bool TakesBulkCopies(const void* data, int element_bytes, int rank, const int64_t* sizes,
+                            const int64_t* strides) {
+  if (strides[rank - 1] != 1 && sizes[rank - 1] != 1) return false;
+  uint64_t offsets = reinterpret_cast<uintptr_t>(data);
+  for (int i = 0; i + 1 < rank; ++i) {
+    if (sizes[i] == 1) continue;
+    if (strides[i] == 0) return false;
+    offsets |= uint64_t(strides[i]) * element_bytes;
+  }
+  return offsets % COPY_ALIGNMENT == 0;
+}
+
+/// Form of a kernel with tokens on the M side.
+enum class Form {
+  kPlain,
+  kGather,  // tokens are those of row_indices (gather.cuh)
+  kSplit,   // the blocks of a cluster split K (split_k.cuh)
+};
+
+/// Compute d = a b^T with tiles of BLOCK_M tokens by BLOCK_N weights (kernel.cuh).
+template <typename T, Scaling SCALING, int BLOCK_M, int BLOCK_N, Form FORM = Form::kPlain>
+Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream);
+
+/// Compute d = a b^T with weights on the M side of the tensor cores: tiles of TOKENS by 128 or 64 weights
+/// (swap_ab_kernel.cuh). ENCODES: tokens are bf16, and the kernel quantises them.
+template <typename T, Scaling SCALING, int TOKENS, int WEIGHTS = SWAPPED_WEIGHTS, bool ENCODES = false>
+Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream);
+
 }  // namespace gemm
 }  // namespace flashinfer

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tile schedules on the device: the list of tiles that a block computes. A warp finds tiles with all its lanes.
 #pragma once
-#include "entries.h"
+#include "problem.h"
 #include "../raster.h"
 
 namespace flashinfer {
