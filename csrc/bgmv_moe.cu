@@ -2,11 +2,11 @@
 // Launchers of bgmv_moe_shrink, bgmv_moe_expand and, for the functions of both, bgmv_moe_apply: argument checks, stream.
 #include "tvm_ffi_utils.h"
 // clang-format off
-#include <flashinfer/bgmv_moe.h>
+#include <flashinfer/moe/lora.h>
 #if defined(FLASHINFER_CPU)
-#include <flashinfer/bgmv_moe_cpu.h>
+#include <flashinfer/moe/cpu/lora.h>
 #elif defined(__CUDACC__)
-#include <flashinfer/bgmv_moe.cuh>
+#include <flashinfer/moe/lora.cuh>
 #endif
 // clang-format on
 

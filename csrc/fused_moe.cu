@@ -4,9 +4,9 @@
 // clang-format off
 #include "stream_memory.h"
 #if defined(FLASHINFER_CPU)
-#include <flashinfer/fused_moe/product_cpu.h>
-#include <flashinfer/fused_moe_cpu.h>
-#include <flashinfer/moe_sort_cpu.h>
+#include <flashinfer/moe/cpu/product.h>
+#include <flashinfer/moe/cpu/layer.h>
+#include <flashinfer/moe/cpu/sort.h>
 #else
 #include "fused_moe_mono.h"
 #include "fused_moe_product.h"

@@ -3,7 +3,7 @@
 #pragma once
 #include "tvm_ffi_utils.h"
 // clang-format off
-#include <flashinfer/fused_moe/workspace.h>
+#include <flashinfer/moe/workspace.h>
 // clang-format on
 
 #include <string>

@@ -3,7 +3,7 @@
 #pragma once
 #include "fused_moe_arguments.h"
 // clang-format off
-#include <flashinfer/fused_moe/mono.h>
+#include <flashinfer/moe/mono/shape.h>
 #include <flashinfer/device/sm_count.h>
 // clang-format on
 

@@ -2,11 +2,11 @@
 // Launchers of moe_permute and moe_finalize: argument checks, dtype dispatch, stream.
 #include "tvm_ffi_utils.h"
 // clang-format off
-#include <flashinfer/moe_permute.h>
+#include <flashinfer/moe/permute.h>
 #if defined(FLASHINFER_CPU)
-#include <flashinfer/moe_permute_cpu.h>
+#include <flashinfer/moe/cpu/permute.h>
 #elif defined(__CUDACC__)
-#include <flashinfer/moe_permute.cuh>
+#include <flashinfer/moe/permute.cuh>
 #endif
 // clang-format on
 

@@ -5,11 +5,11 @@
 
 #include "tvm_ffi_utils.h"
 // clang-format off
-#include <flashinfer/moe_routing.h>
+#include <flashinfer/moe/route.h>
 #if defined(FLASHINFER_CPU)
-#include <flashinfer/moe_routing_cpu.h>
+#include <flashinfer/moe/cpu/route.h>
 #elif defined(__CUDACC__)
-#include <flashinfer/moe_routing.cuh>
+#include <flashinfer/moe/route.cuh>
 #endif
 // clang-format on
 

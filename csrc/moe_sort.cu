@@ -4,11 +4,11 @@
 
 #include "tvm_ffi_utils.h"
 // clang-format off
-#include <flashinfer/moe_sort.h>
+#include <flashinfer/moe/sort.h>
 #if defined(FLASHINFER_CPU)
-#include <flashinfer/moe_sort_cpu.h>
+#include <flashinfer/moe/cpu/sort.h>
 #elif defined(__CUDACC__)
-#include <flashinfer/moe_sort.cuh>
+#include <flashinfer/moe/sort.cuh>
 #endif
 // clang-format on
 

@@ -10,7 +10,7 @@ from .._runtime.knobs import knobs
 
 __all__ = ["B12xPlan", "block_tokens", "plan_b12x_moe"]
 
-_BLOCK_TOKENS = 4  # MOE_ROUTE_MAX_BLOCK_TOKENS of moe_routing.h
+_BLOCK_TOKENS = 4  # MOE_ROUTE_MAX_BLOCK_TOKENS of moe/route.h
 _SM12X = (120, 121)
 _MICRO_TOKENS = 16  # a micro batch: what one tile of rows holds
 

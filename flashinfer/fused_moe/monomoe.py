@@ -36,7 +36,7 @@ _METHODS = {
     (True, False): RoutingMethodType.Sigmoid,
 }
 _SLAB = 128  # rows that the interleaved order permutes
-_MOST_SLOTS = 32  # MOE_ROUTE_MAX_TOP_K of moe_routing.h
+_MOST_SLOTS = 32  # MOE_ROUTE_MAX_TOP_K of moe/route.h
 
 _native_mono_moe = NativeFunction(get_fused_moe_module, "mono_moe")  # CUDA only
 

@@ -23,7 +23,7 @@ __all__ = ["fused_topk_deepseek", "hash_topk", "route_tokens"]
 _native_route = NativeFunction(get_moe_routing_module, "moe_route")
 _native_hash_topk = NativeFunction(get_moe_routing_module, "hash_topk")
 
-# MoeScore and MoeWeight of moe_routing.h
+# MoeScore and MoeWeight of moe/route.h
 _LOGIT, _SOFTMAX, _SIGMOID = 0, 1, 2
 _SCORE, _NORMALIZED, _SOFTMAX_OF_CHOSEN, _SIGMOID_OF_LOGIT = 0, 1, 2, 3
 _METHODS = {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of low-rank adapters on the CPU, called by test_emulated_bgmv.py.
-#include <flashinfer/bgmv_moe.cuh>
+#include <flashinfer/moe/lora.cuh>
 
 using namespace flashinfer;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A layer of experts on the CPU with the kernels for SM90, in the order of csrc/fused_moe.cu, and hidden values of a
 // block-scaled layer; called by test_emulated_layer.py.
-#include <flashinfer/fused_moe.cuh>
-#include <flashinfer/fused_moe/sort_permute.cuh>
+#include <flashinfer/moe/layer.cuh>
+#include <flashinfer/moe/sort_permute.cuh>
 #include <flashinfer/gemm/sm90/kernel.cuh>
 #include <flashinfer/gemm/sm90/swap_ab_kernel.cuh>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A layer of experts on the CPU with the kernel for few tokens; called by test_emulated_mono.py.
-#include <flashinfer/fused_moe/mono_fp8_few.cuh>
-#include <flashinfer/fused_moe/mono_fp8_one.cuh>
-#include <flashinfer/fused_moe/mono_mxfp4_one.cuh>
-#include <flashinfer/fused_moe/mono_plain.cuh>
+#include <flashinfer/moe/mono/fp8_few.cuh>
+#include <flashinfer/moe/mono/fp8_one.cuh>
+#include <flashinfer/moe/mono/mxfp4_one.cuh>
+#include <flashinfer/moe/mono/plain.cuh>
 
 using namespace flashinfer;
 using namespace flashinfer::fused_moe;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Routing, and a layer of experts that routes its token, on the CPU; called by test_emulated_mono_route.py.
-#include <flashinfer/fused_moe/mono_fp8_few.cuh>
-#include <flashinfer/fused_moe/mono_fp8_one.cuh>
-#include <flashinfer/moe_routing.cuh>
+#include <flashinfer/moe/mono/fp8_few.cuh>
+#include <flashinfer/moe/mono/fp8_one.cuh>
+#include <flashinfer/moe/route.cuh>
 
 using namespace flashinfer;
 using namespace flashinfer::fused_moe;
 
-/// Route tokens by bf16 logits with the kernel of moe_routing.cuh.
+/// Route tokens by bf16 logits with the kernel of moe/route.cuh.
 EMULATION_EXPORT int route(void* logits, int64_t stride, int64_t tokens, int64_t num_experts, int64_t top_k,
                            int64_t score, int64_t weight, int32_t* experts, float* weights, int64_t groups,
                            int64_t top_groups) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The first stages of a mixture of experts on the CPU, called by test_emulated_stages.py.
-#include <flashinfer/fused_moe.cuh>
-#include <flashinfer/fused_moe/sort_permute.cuh>
+#include <flashinfer/moe/layer.cuh>
+#include <flashinfer/moe/sort_permute.cuh>
 
 using namespace flashinfer;
 using namespace flashinfer::fused_moe;

@@ -17,7 +17,7 @@ from .layers import BF16, FP16, close, dense, fp8, fp8_block, mxfp4
 
 ELEMENTS = {FP16: 1, BF16: 2, torch.float8_e4m3fn: 3}
 FIRST, LOCAL = 2, 5  # the local experts; two before and one behind have other ranks
-PLAIN, FP8_TENSOR, FP8_BLOCK, MXFP4 = 0, 1, 2, 3  # Format of fused_moe.h
+PLAIN, FP8_TENSOR, FP8_BLOCK, MXFP4 = 0, 1, 2, 3  # Format of moe/layer.h
 NOT_SUPPORTED = 801  # cudaErrorNotSupported
 GATED = (ActivationType.Swiglu, ActivationType.SwigluBias)
 

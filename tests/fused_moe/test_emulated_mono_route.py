@@ -15,7 +15,7 @@ from flashinfer.trace.templates.fused_moe_routing import route_tokens_trace
 from ..emulation.build import Library, compile_emulated
 from .layers import BF16, fp8_block
 
-SOFTMAX, SIGMOID = 1, 2  # MoeScore of moe_routing.h
+SOFTMAX, SIGMOID = 1, 2  # MoeScore of moe/route.h
 SCORE, NORMALIZED = 0, 1  # MoeWeight
 ALL = [(score, weight) for score in (SOFTMAX, SIGMOID) for weight in (SCORE, NORMALIZED)]
 

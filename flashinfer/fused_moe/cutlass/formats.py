@@ -15,7 +15,7 @@ OptionalTensor = Optional[torch.Tensor]
 
 
 class Format:
-    """Numbers of ``Format`` in include/flashinfer/fused_moe.h."""
+    """Numbers of ``Format`` in include/flashinfer/moe/layer.h."""
 
     PLAIN, FP8_TENSOR, FP8_BLOCK, MXFP4, INT4_FP8, MXFP4_FP8 = range(6)
 

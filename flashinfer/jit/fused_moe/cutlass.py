@@ -12,9 +12,9 @@ __all__ = ["gen_fused_moe_module", "get_fused_moe_module"]
 def gen_fused_moe_module(backend: str = "cuda") -> JitSpec:
     """Describe the module of one backend; formats, element types and activations are dispatched inside."""
     headers = {
-        "sort": "fused_moe/sort_permute.cuh",
-        "stages": "fused_moe.cuh",
-        **{f"mono_{form}": f"fused_moe/mono_{form}.cuh" for form in ("plain", "fp8_one", "fp8_few", "mxfp4_one")},
+        "sort": "moe/sort_permute.cuh",
+        "stages": "moe/layer.cuh",
+        **{f"mono_{form}": f"moe/mono/{form}.cuh" for form in ("plain", "fp8_one", "fp8_few", "mxfp4_one")},
     }
     units = {name: {"header": header} for name, header in headers.items()}
     return stage("fused_moe", backend=backend, kernels=units)
