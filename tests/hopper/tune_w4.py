@@ -4,7 +4,8 @@
 python -m tests.hopper.tune_w4 [-k gpt_oss] [--kind mxfp4_fp8] [--tokens 64,1024] [--json FILE]
 
 Each tile is timed for each of the two products of a layer while the rule of gemm/w4_sm90/choose.h chooses for the other
-one, after its results were compared with those of the rule. A line has the tiles that were fastest, and what the rule loses.
+one, after its results were compared with those of the rule. A line has the tiles that were fastest, and what the rule
+loses.
 """
 
 from __future__ import annotations

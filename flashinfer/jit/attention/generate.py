@@ -229,7 +229,7 @@ class AttentionModule:
 
     @property
     def has_short_tiles(self) -> bool:
-        """Tell whether the Hopper kernel has a form for short requests (HasShortPrefillSm90 of prefill_sm90/tiles.h)."""
+        """Tell whether the Hopper kernel has a form for short requests (HasShortPrefillSm90, prefill_sm90/tiles.h)."""
         is_served = self.dtype_kv == self.dtype_q and max(self.head_dim_qk, self.head_dim_vo) <= 128
         return self.backend == "fa3" and self.kind == "batch_prefill" and self.has_decode_kernel and is_served
 
@@ -322,8 +322,7 @@ class AttentionModule:
             }
         if self.kind == "batch_fused":
             return {
-                f"{self.kind}_{tile}.cu": self._unit("fused/kernel.cuh", cascades=[tile])
-                for tile in self.tiles[1:]
+                f"{self.kind}_{tile}.cu": self._unit("fused/kernel.cuh", cascades=[tile]) for tile in self.tiles[1:]
             }
         if self.is_sm90:
             resident = [(_PREFILL_TILE, "MaxActiveMlaSm90Blocks<Params>")]

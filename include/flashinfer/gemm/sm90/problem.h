@@ -86,10 +86,9 @@ struct GemmConfig {
   int block_n = 128;     // weights per tile
   int cluster = 1;       // blocks per cluster: 2 share an operand; if swapped or with `split_k`, several split K
   bool share_b = false;  // true: the pair computes two tiles along M and shares weights; false: along N, shares tokens
-  bool split_k =
-      false;       // tokens on the M side: the blocks of a cluster share no operand, but split K (split_k.cuh)
-  int raster = 8;  // tiles along M per band; a band visits all of them before the next tile along N
-  int blocks = 132;  // blocks to launch at most, one per SM
+  bool split_k = false;  // tokens on the M side: the blocks of a cluster share no operand, but split K (split_k.cuh)
+  int raster = 8;        // tiles along M per band; a band visits all of them before the next tile along N
+  int blocks = 132;      // blocks to launch at most, one per SM
   bool enable_pdl = false;
   bool weights_first = false;  // with PDL: only tokens and scales are written by the kernel before this one
   bool groups_first = false;   // with weights_first: nor did that kernel write `groups`
