@@ -19,7 +19,7 @@ from ._runtime.knobs import knobs
 from .artifacts import clear_cubin, download_artifacts, get_artifacts_status
 from .jit import JitSpec, clear_cache_dir, cpp_ext, current_compilation_context, jit_spec_registry
 from .jit import env as jit_env
-from .jit.companion_wheels import Wheel, cubin_wheel, jit_cache_wheel
+from .jit.companion_wheels import Wheel, cubin_wheel, jit_cache_wheel, minimal_jit_cache_wheel
 from .jit.cpp_ext import get_cuda_version
 from .jit.progress import some_of
 from .version import __git_commit__, __version__
@@ -41,7 +41,7 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="flashinfer")
-@click.option("--download-cubin", is_flag=True, hidden=True)  # images of serving engines are built with it
+@click.option("--download-cubin", is_flag=True, help="The same as the command download-cubin.")
 @click.pass_context
 def main(ctx: click.Context, download_cubin: bool) -> None:
     """Inspect and manage compiled kernels."""
@@ -69,13 +69,13 @@ def _download() -> None:
     click.echo(_DONE if knobs.cubins_repository else _NO_BINARIES)
 
 
-@main.command("download-cubin", hidden=True)
+@main.command("download-cubin")
 def download_cubin() -> None:
     """Download the files of FLASHINFER_CUBINS_REPOSITORY; nothing without it."""
     _download()
 
 
-@main.group(hidden=True)
+@main.group()
 def artifacts() -> None:
     """Kernels that published releases download."""
 
@@ -83,14 +83,14 @@ def artifacts() -> None:
 artifacts.add_command(download_cubin, "download")
 
 
-@main.command("list-cubins", hidden=True)
+@main.command("list-cubins")
 def list_cubins() -> None:
     """List the files of FLASHINFER_CUBINS_REPOSITORY; none without it."""
     rows = [(name, "Downloaded" if is_here else "Missing") for name, is_here in get_artifacts_status()]
     click.echo(_table(rows, headers=["Cubin", "Status"]))
 
 
-@main.command("clear-cubin", hidden=True)
+@main.command("clear-cubin")
 def clear_cubin_command() -> None:
     """Delete ``FLASHINFER_CUBIN_DIR``, the kernels that a published release has downloaded."""
     clear_cubin()
@@ -99,12 +99,18 @@ def clear_cubin_command() -> None:
 
 # ------------------------------------------------------------------------------------------------ companions
 
-#: CUDA releases that companion packages are built for.
+#: CUDA releases that companion packages are built for, as in ci/cuda-versions.json.
 _SUPPORTED_JIT_CACHE_CUDA_VERSIONS = ("12.9", "13.0", "13.4")
 
 _version = click.option("--flashinfer-version", default=None, help="Default: the version of this package.")
 _cuda = click.option("--cuda-version", default=None, help="12.9 or cu129; default: torch's, else the toolkit's.")
 _index = click.option("--index-url", default=None, help="Index that serves companions of this package.")
+_mode = click.option(
+    "--mode", type=click.Choice(["all", "minimal"]), default="all", help="All pre-built modules, or those for --sm."
+)
+_sm = click.option(
+    "--sm", multiple=True, help="Architecture such as sm90a or 9.0a; may be repeated. Default: the GPUs."
+)
 _nightly = click.option("--nightly", is_flag=True, help="Accept development versions.")
 _dry_run = click.option("--dry-run", is_flag=True, help="Print what would be installed.")
 
@@ -135,22 +141,32 @@ def install_cubin_wheel(
     _install(cubin_wheel(flashinfer_version or __version__, index_url, nightly), dry_run)
 
 
+def _jit_cache(version: str, index: Optional[str], nightly: bool, cuda: Optional[str], mode: str, sm: tuple) -> Wheel:
+    if sm and mode != "minimal":
+        raise click.UsageError("--sm can only be used with --mode minimal.")
+    wheel = jit_cache_wheel(version, index, nightly, _cuda_of(cuda), _SUPPORTED_JIT_CACHE_CUDA_VERSIONS)
+    return minimal_jit_cache_wheel(wheel, sm, subprocess.run) if mode == "minimal" else wheel
+
+
 @main.command("install-jit-cache-wheel")
 @_cuda
 @_version
 @_index
+@_mode
+@_sm
 @_nightly
 @_dry_run
 def install_jit_cache_wheel(
     cuda_version: Optional[str],
     flashinfer_version: Optional[str],
     index_url: Optional[str],
+    mode: str,
+    sm: tuple[str, ...],
     nightly: bool,
     dry_run: bool,
 ) -> None:
     """Install flashinfer-jit-cache, modules that are built already, from an index of one's own."""
-    cuda, version = _cuda_of(cuda_version), flashinfer_version or __version__
-    _install(jit_cache_wheel(version, index_url, nightly, cuda, _SUPPORTED_JIT_CACHE_CUDA_VERSIONS), dry_run)
+    _install(_jit_cache(flashinfer_version or __version__, index_url, nightly, cuda_version, mode, sm), dry_run)
 
 
 main.add_command(
@@ -168,6 +184,8 @@ main.add_command(
 @_version
 @click.option("--cubin-index-url", default=None, help="Index that serves flashinfer-cubin of this package.")
 @click.option("--jit-cache-index-url", default=None, help="Index that serves flashinfer-jit-cache of this package.")
+@_mode
+@_sm
 @_nightly
 @_dry_run
 def download_kernels(
@@ -175,17 +193,16 @@ def download_kernels(
     flashinfer_version: Optional[str],
     cubin_index_url: Optional[str],
     jit_cache_index_url: Optional[str],
+    mode: str,
+    sm: tuple[str, ...],
     nightly: bool,
     dry_run: bool,
 ) -> None:
     """Install both companion packages from indexes of one's own."""
-    version = flashinfer_version or __version__
-    labels = _SUPPORTED_JIT_CACHE_CUDA_VERSIONS
+    version, mode = flashinfer_version or __version__, "minimal" if sm else mode
     wheels: dict[str, Callable[[], Wheel]] = {
         "flashinfer-cubin": lambda: cubin_wheel(version, cubin_index_url, nightly),
-        "flashinfer-jit-cache": lambda: jit_cache_wheel(
-            version, jit_cache_index_url, nightly, _cuda_of(cuda_version), labels
-        ),
+        "flashinfer-jit-cache": lambda: _jit_cache(version, jit_cache_index_url, nightly, cuda_version, mode, sm),
     }
     failed = []
     for package, make in wheels.items():

@@ -165,6 +165,9 @@ class Knobs:
         "URL or folder of kernel binaries of one's own; none is published",
         "jit",
     )
+    wheel_index = Knob(
+        "FLASHINFER_WHEEL_INDEX", str, "", "base URL of an index of one's own with companion packages", "jit"
+    )
     cubin_checksum_disabled = Knob(
         "FLASHINFER_CUBIN_CHECKSUM_DISABLED", _is_set, False, "any value: accept binaries that were changed", "jit"
     )
