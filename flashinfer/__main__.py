@@ -14,7 +14,7 @@ import click
 import torch
 from tabulate import tabulate
 
-from ._runtime.errors import BackendSupportedError
+from ._runtime.errors import ArgumentError, BackendSupportedError
 from ._runtime.knobs import knobs
 from .artifacts import clear_cubin, download_artifacts, get_artifacts_status
 from .jit import JitSpec, clear_cache_dir, cpp_ext, current_compilation_context, jit_spec_registry
@@ -547,7 +547,10 @@ def generate_tactics_blocklist(output: str, quant_modes: Sequence[str], **sizes:
     for mode in quant_modes:
         if mode not in known:
             raise click.BadParameter(f"{mode!r} is not one of {', '.join(known)}", param_hint="--quant-modes")
-    found = blocklist_gen.generate(output, list(quant_modes) or None, **sizes)
+    try:
+        found = blocklist_gen.generate(output, list(quant_modes) or None, **sizes)
+    except ArgumentError as error:
+        raise click.ClickException(str(error)) from error
     for key, tactics in found.items():
         click.echo(f"{key}: {len(tactics)} tactics fail")
     click.echo(f"Wrote {output}: {sum(map(len, found.values()))} tactics are left out")

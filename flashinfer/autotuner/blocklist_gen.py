@@ -10,8 +10,11 @@ A child process runs the tactics of one operator. A tactic is listed if it raise
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
+import os
+import tempfile
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -150,6 +153,19 @@ def _bad_tactics(function: Callable[[Sizes], Probe], sizes: Sizes, timeout: floa
             here.close()
 
 
+def _check_writable(path: Path) -> None:
+    """Raise ArgumentError unless a file can be made at ``path``: to find out after the trials would lose their time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.NamedTemporaryFile(prefix=f".{path.name}.", dir=path.parent):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"generate: output must be a file that can be written, got {path!s} ({reason})") from error
+
+
 def generate(
     output: Union[str, Path, None] = None,
     quant_modes: Optional[Sequence[str]] = None,
@@ -188,6 +204,8 @@ def generate(
     unknown = [mode for mode in quant_modes or () if mode not in known]
     if unknown:
         raise ArgumentError(f"generate: quant_modes must be among {', '.join(known)}, got {unknown}")
+    if output is not None:
+        _check_writable(Path(output))
     found: dict[str, list[Any]] = {}
     for mode in known if quant_modes is None else quant_modes:
         for rows in sorted({max(1, num_tokens * top_k // num_experts), num_tokens}):

@@ -33,6 +33,16 @@ def test_tactics_of_this_package_are_good(device, mode):
     assert generate(quant_modes=[mode], device=device, **sizes) == {}
 
 
+@pytest.mark.parametrize("name", ["file/list.json", "folder", "x" * 300, "nul\0.json"])
+def test_output_that_cannot_be_written(tmp_path, name):
+    """Check that this is said before the first tactic runs; the probe would fail."""
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ArgumentError, match=r"generate: output must be a file that can be written, got .* \(.+\)"):
+        generate(tmp_path / name, num_tokens=1, num_experts=1, top_k=1, device="cpu", probes={"mine": broken_probe})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
 def test_inputs_that_cannot_be_made():
     with pytest.raises(RuntimeError, match="broken_probe failed in its process"):
         generate(num_tokens=1, num_experts=1, top_k=1, device="cpu", probes={"mine": broken_probe})
