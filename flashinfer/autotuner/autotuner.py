@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -26,6 +27,7 @@ from .profiles import (
     profile_of_bucket,
     profiles_for,
     shapes_of,
+    stand_ins_of,
 )
 from .ranks import mean_over_ranks
 from .results import SavedResults
@@ -50,6 +52,18 @@ __all__ = [
 
 logger = logging.getLogger("flashinfer")
 _INFINITE = float("inf")
+
+
+def _valid_tactics(
+    runner: TunableRunner, inputs: Sequence[Any], profile: Callable[[], OptimizationProfile]
+) -> Sequence[Any]:
+    """Return the tactics of a bucket. Inputs with its sizes hold no values, and take no memory."""
+    bucket = profile()
+    return runner.get_valid_tactics(stand_ins_of(bucket, inputs), bucket)
+
+
+def _itself(profile: OptimizationProfile) -> OptimizationProfile:
+    return profile
 
 
 class AutoTuner(Trials, SavedResults):
@@ -141,15 +155,29 @@ class AutoTuner(Trials, SavedResults):
             keys.append(ProfilingCacheKey(op, type(runner).__name__, hash(runner), nearest, extras))
         return keys
 
-    def _find(self, keys: Sequence[ProfilingCacheKey]) -> Optional[tuple[int, Any, Optional[OptimizationProfile]]]:
-        """Return index of the runner, tactic and profile. Results measured here take precedence over loaded ones."""
+    def _find(
+        self,
+        keys: Sequence[ProfilingCacheKey],
+        runners: Sequence[TunableRunner],
+        inputs: Optional[Sequence[Any]],
+        profile: Callable[[], OptimizationProfile],
+    ) -> Optional[tuple[int, Any, Optional[OptimizationProfile]]]:
+        """Return index of the runner, tactic and profile. Results measured here take precedence over loaded ones.
+
+        ``inputs`` and ``profile`` tell which tactics there are, for a loaded one; without inputs, it is not checked.
+        """
         for i, key in enumerate(keys):
             if key in self.profiling_cache:
                 return i, *self.profiling_cache[key]
         for i, key in enumerate(keys if self._file_configs else ()):  # the text of a key takes 4 us
-            runner, tactic = self._file_configs.get(key.file_key, (None, None))
-            if runner == key.runner_class_name:
-                return i, tactic, None
+            if inputs is None:
+                runner, tactic = self._file_configs.get(key.file_key, (None, None))
+                found = (tactic,) if runner == key.runner_class_name else None
+            else:
+                valid = functools.partial(_valid_tactics, runners[i], inputs, profile)
+                found = self._loaded(key.file_key, key.runner_class_name, key.custom_op, valid)
+            if found is not None:
+                return i, found[0], None
         return None
 
     def search_cache(
@@ -165,7 +193,8 @@ class AutoTuner(Trials, SavedResults):
         The profile is None for results from a file. Without a result: ``(False, 0, -1, None)``.
         """
         config = self._apply_tuning_overrides(tuning_config)
-        found = self._find(self._keys(custom_op, runners, input_shapes, config, inputs))
+        keys = self._keys(custom_op, runners, input_shapes, config, inputs)
+        found = self._find(keys, runners, inputs, lambda: profile_of_bucket(input_shapes, config))
         return (False, 0, FALLBACK, None) if found is None else (True, *found)
 
     def choose_one(
@@ -241,10 +270,11 @@ class AutoTuner(Trials, SavedResults):
             return Choice(runners[0], FALLBACK, False)
         config, shapes = self._apply_tuning_overrides(tuning_config), shapes_of(inputs)
         keys = self._keys(custom_op, runners, shapes, config, inputs)
-        found = self._find(keys)
+        profile = functools.partial(profile_of_bucket, shapes, config)
+        found = self._find(keys, runners, inputs, profile)
         if self._may_measure() and not (found is not None and is_capturing()):
             self._tune(custom_op, runners, config, inputs, shapes, kwargs)
-            found = self._find(keys)
+            found = self._find(keys, runners, inputs, profile)
         if found is None:
             self.stats.cache_misses += 1
             self.stats.cache_miss_config_collection[custom_op].add(keys[0].nearest_profile)
@@ -313,7 +343,9 @@ class AutoTuner(Trials, SavedResults):
             for profile in reversed(profiles_for(shapes, config)):
                 keys = self._keys(op, runners, profile.get_opt_shapes(), config, inputs)
                 nearest = keys[0].nearest_profile
-                if nearest in self.stats.failed_profiling_count[op] or self._find(keys) is not None:
+                if nearest in self.stats.failed_profiling_count[op]:
+                    continue
+                if self._find(keys, runners, inputs, functools.partial(_itself, profile)) is not None:
                     continue
                 if self._is_budget_spent():
                     logger.warning(

@@ -16,7 +16,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 from .._runtime.errors import ArgumentError
 from ..jit.utils import write_atomically
-from .files import classify_metadata, collect_metadata
+from .files import classify_metadata, collect_metadata, read_json
 from .tactics import as_hashable, to_json
 
 __all__ = ["TacticsBlocklist"]
@@ -51,8 +51,8 @@ class TacticsBlocklist:
         Returns
         -------
         bool
-            False, and nothing is added, if the file names another version or GPU. ``"*"`` is any, as is what the file
-            does not say: to leave a tactic out in vain costs less than to try a bad one.
+            False, and nothing is added, if the file names another version or GPU (CPU, without a GPU). ``"*"`` is any,
+            as is what the file does not say: to leave a tactic out in vain costs less than to try a bad one.
 
         Raises
         ------
@@ -61,12 +61,15 @@ class TacticsBlocklist:
         json.JSONDecodeError
             It is no JSON.
         """
-        content = json.loads(Path(path).read_text())
+        content = read_json(Path(path))
         tactics = content.get(_TACTICS, {}) if isinstance(content, dict) else None
         if not isinstance(tactics, dict):
             raise ArgumentError(
                 f"TacticsBlocklist: {path} must have an object {_TACTICS!r} of lists by 'op::Runner', got none"
             )
+        for key, listed in tactics.items():
+            if not isinstance(listed, list):
+                raise ArgumentError(f"TacticsBlocklist: {path} must have a list of tactics for {key!r}, got {listed!r}")
         definite, _ = classify_metadata(content.get(_METADATA), collect_metadata())
         if definite:
             differences = ", ".join(f"{name} {there}, here {here}" for name, (there, here) in definite.items())

@@ -116,7 +116,7 @@ def autotune_v2(
     store = None
     if persistent_cache:
         root = cache_root or knobs.autotune_dir or jit_env.FLASHINFER_CACHE_DIR / "autotune"
-        store = tuner.open_store(Path(root).expanduser().absolute())
+        store = tuner.open_store(Path(os.path.expanduser(root)).absolute())
     try:
         with autotune(tunes, None, tuning_buckets, round_up, skip_ops, time_budget):
             yield
@@ -140,8 +140,8 @@ def autotune_v2_reload() -> None:
 def _publish(tuner: AutoTuner, store: ResultStore) -> None:
     """Add what was measured to a store. A failure is a warning: the results are used in this process."""
     try:
-        store.publish(tuner._measured())
-    except (OSError, TypeError) as error:  # a disk error, or a tactic that JSON cannot express
+        store.publish(tuner._measured(), tuner._refused)
+    except (OSError, TypeError, ValueError) as error:  # a disk error, a bad name, a tactic that JSON cannot express
         _log.warning("autotune_v2: results cannot be written to %s (%s)", store.folder, error)
 
 

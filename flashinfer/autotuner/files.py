@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results in a JSON file: ``{"_metadata": {...}, "<key>": [runner class, tactic], ...}``.
 
-A result is valid for the versions and the GPU it was measured with, which the file names. A file of another machine is
-not read, and not overwritten either: another user may need it. Keys that begin with ``_`` are not results:
+A result is valid for the versions and the GPU (without one, the CPU) it was measured with, which the file names. A
+file of another machine is not read, and not overwritten either: another user may need it. Keys that begin with ``_``
+are not results:
 ``_generation`` counts how often the file was written, ``_records`` holds what products keep beside the results.
 """
 
@@ -10,13 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import json
 import os
+import platform
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
 import torch
 
+from ..jit.cpu_targets import cpu_arch_tag
 from ..jit.utils import write_atomically
 from ..version import __version__
 from .tactics import from_json, to_json
@@ -32,6 +36,7 @@ __all__ = [
     "fit_of",
     "locked",
     "read_content",
+    "read_json",
     "results_in",
     "write_content",
 ]
@@ -40,6 +45,7 @@ METADATA, GENERATION, RECORDS = "_metadata", "_generation", "_records"
 _ANY = "*"
 _UNKNOWN = "unknown"
 _SAYS_NOTHING = (_UNKNOWN, "None", None)
+_MOST_LEVELS = 64  # of lists in lists; what is written back and compared is walked by recursion
 _CUBLAS = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12")
 
 Results = dict[str, tuple[str, Any]]
@@ -78,8 +84,11 @@ def cudnn_backend_version() -> str:
 
 
 def collect_metadata() -> dict[str, str]:
-    """Collect what measured times depend on: versions and the GPU; ``"unknown"`` for a value that cannot be found."""
-    return {
+    """Collect what measured times depend on: versions and the GPU; ``"unknown"`` for a value that cannot be found.
+
+    Without a GPU, the CPU is named, because machines of all kinds may share a folder.
+    """
+    found = {
         "flashinfer_version": __version__,
         "cuda_version": torch.version.cuda or _UNKNOWN,
         "cublas_version": _installed(*_CUBLAS),
@@ -87,6 +96,17 @@ def collect_metadata() -> dict[str, str]:
         "cudnn_frontend_version": _installed("nvidia-cudnn-frontend"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else _UNKNOWN,
     }
+    return found if found["gpu"] != _UNKNOWN else {**found, "cpu": _cpu_name()}
+
+
+@functools.cache
+def _cpu_name() -> str:
+    """Return the model of the CPU and its instructions: virtual machines may all say "Intel Xeon Processor"."""
+    model = platform.processor() or platform.machine() or _UNKNOWN
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    return f"{model} ({cpu_arch_tag()})"
 
 
 def classify_metadata(
@@ -113,8 +133,23 @@ def fit_of(content: Mapping[str, Any], current: Mapping[str, str]) -> Fit:
 
 def read_content(path: Path) -> dict[str, Any]:
     """Read the JSON object of a file. FileNotFoundError without a file, ``json.JSONDecodeError`` if it is no JSON."""
-    content = json.loads(path.read_text())
+    content = read_json(path)
     return content if isinstance(content, dict) else {METADATA: None}
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; ValueError if it is damaged in whatever way."""
+    try:
+        content = json.loads(path.read_text())
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    level = [content]
+    for _ in range(_MOST_LEVELS):
+        parts = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, (dict, list)))
+        level = [x for part in parts for x in part]
+    if level:
+        raise ValueError(f"it is nested deeper than {_MOST_LEVELS} levels")
+    return content
 
 
 def results_in(content: Mapping[str, Any]) -> Results:

@@ -29,6 +29,7 @@ __all__ = [
     "profile_of_bucket",
     "profiles_for",
     "shapes_of",
+    "stand_ins_of",
     "with_buckets",
 ]
 
@@ -259,4 +260,13 @@ def inputs_of(profile: OptimizationProfile, inputs: Sequence[Any]) -> list[Any]:
             given = profile.tensor_initializers[i] if i < len(profile.tensor_initializers) else None
             x = (given or autotuner_initializer_rand_scaled)(tuple(dim.opt for dim in shape), x.dtype, x.device)
         made.append(x)
+    return made
+
+
+def stand_ins_of(profile: OptimizationProfile, inputs: Sequence[Any]) -> list[Any]:
+    """Return inputs with the shapes of a trial, to ask for tactics: one element stands for all of a tensor."""
+    made = []
+    for shape, x in zip(profile.get_opt_shapes(), inputs, strict=True):
+        is_other = isinstance(x, torch.Tensor) and tuple(x.shape) != shape
+        made.append(torch.empty((), dtype=x.dtype, device=x.device).expand(shape) if is_other else x)
     return made

@@ -8,7 +8,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Collection, Mapping, Optional, Union
+from typing import Any, Callable, ClassVar, Collection, Mapping, Optional, Sequence, Union
 
 from .._runtime.errors import ArgumentError
 from .files import (
@@ -24,7 +24,9 @@ from .files import (
     results_in,
     write_content,
 )
+from .runner import FALLBACK
 from .store import ResultStore
+from .tactics import as_hashable
 
 __all__ = ["SavedResults"]
 
@@ -38,6 +40,9 @@ class SavedResults(ABC):
 
     def __init__(self) -> None:
         self._file_configs: Results = {}  # runner class and tactic, by file key
+        self._origins: dict[str, Path] = {}  # file that each of them was read from
+        self._checked: set[str] = set()  # those whose tactic exists in this build; see _check_loaded
+        self._refused: Results = {}  # those whose tactic does not
         self._dirty = False  # True if some result is in no file
         self._records: dict[str, dict[str, Any]] = {}  # loaded records, by namespace
         self._published: dict[str, dict[str, Any]] = {}  # records not saved yet, by namespace
@@ -83,7 +88,8 @@ class SavedResults(ABC):
         content = read_content(Path(path))
         if self._fit(Path(path), content) is not Fit.YES:
             return False
-        self._file_configs.update(results_in(content))
+        found = results_in(content)
+        self._add_loaded(found, dict.fromkeys(found, Path(path)))
         type(self).was_used |= bool(self._file_configs)
         self._forget_choices()
         self._records.update(_records_in(content))
@@ -118,14 +124,16 @@ class SavedResults(ABC):
             records = {**self._records, **_records_in(found), **self._published}
             if records:
                 special[RECORDS] = records
-            write_content(path, special, {**self._file_configs, **results_in(found), **self._measured()})
+            merged = {**self._file_configs, **results_in(found)}
+            kept = {key: result for key, result in merged.items() if result != self._refused.get(key)}
+            write_content(path, special, {**kept, **self._measured()})
         self._generations[_name(path)] = generation + 1
         self._records, self._published, self._dirty = records, {}, False
 
     def open_store(self, root: Path) -> ResultStore:
         """Add the results of the store below ``root`` that fit this environment, and return the store."""
         store = self._stores[root] = ResultStore(root, self._metadata())
-        self._take_stored(store.read())
+        self._take_stored(store, store.read())
         return store
 
     def reload_stores(self) -> None:
@@ -133,12 +141,40 @@ class SavedResults(ABC):
         for store in self._stores.values():
             stored = store.read()
             self._drop_measured(stored)
-            self._take_stored(stored)
+            self._take_stored(store, stored)
 
-    def _take_stored(self, stored: Results) -> None:
-        self._file_configs.update(stored)
+    def _take_stored(self, store: ResultStore, stored: Results) -> None:
+        self._add_loaded(stored, {key: store.path_of(key) for key in stored})
         type(self).was_used |= bool(stored)
         self._forget_choices()
+
+    def _add_loaded(self, found: Results, origins: Mapping[str, Path]) -> None:
+        self._file_configs.update(found)
+        self._origins.update(origins)
+        self._checked -= found.keys()
+
+    def _loaded(self, key: str, runner: str, op: str, valid: Callable[[], Sequence[Any]]) -> Optional[tuple[Any]]:
+        """Return the loaded tactic of a runner as a tuple of one; None if there is none.
+
+        A file of a build with other tiles and the same version, or a damaged one, holds any value. A tactic that is not
+        among ``valid()`` is forgotten with a warning, so that it is measured anew. Each is looked at once per load.
+        """
+        found = self._file_configs.get(key)
+        if found is None or found[0] != runner:
+            return None
+        if key not in self._checked and found[1] != FALLBACK:
+            wanted, known = as_hashable(found[1]), valid()
+            same = [one for one in known if as_hashable(one) == wanted]
+            if not same:
+                text = "autotune: %s has the tactic %.80r for %s, which is none of the %d that exist: it is not used"
+                self._warn(text, self._origins.get(key, "the file"), found[1], op, len(known))
+                self._refused[key] = found
+                self._file_configs.pop(key, None)
+                return None
+            if repr(wanted) != repr(as_hashable(same[0])):  # 48.0 for 48
+                found = self._file_configs[key] = (runner, same[0])
+        self._checked.add(key)
+        return (found[1],)
 
     def get_namespaced_records(self, namespace: str) -> dict[str, Any]:
         """Return a copy of the records that a product keeps beside the results; empty if there are none."""
@@ -153,6 +189,9 @@ class SavedResults(ABC):
 
     def _forget_loaded(self) -> None:
         self._file_configs.clear()
+        self._origins.clear()
+        self._checked.clear()
+        self._refused.clear()
         self._records.clear()
         self._forget_choices()
 

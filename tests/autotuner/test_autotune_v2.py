@@ -135,6 +135,49 @@ def test_damaged_files(tuner, tmp_path, caplog):
     assert "cannot be read" in caplog.text
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, '{"_metadata": {}}', "\0", "no result"])
+def test_damaged_files_are_replaced(tuner, tmp_path, content):
+    """Check that a process measures again once, not each process for ever."""
+    with autotune_v2(cache_root=tmp_path):
+        choose(4)
+    (path,) = (path for path in files(tmp_path) if KEY in path.read_text())
+    good = path.read_text()
+    path.write_text(json.dumps({"_metadata": HERE, KEY: ["Sleeper"]}) if content == "no result" else content)
+    for has_to_measure in (True, False):
+        tuner.clear_cache()
+        calls.clear()
+        with autotune_v2(cache_root=tmp_path):
+            assert choose(4)[1] == (1,)
+        assert bool(calls) == has_to_measure
+    assert path.read_text() == good
+
+
+def test_tactics_of_the_store_that_do_not_exist(tuner, tmp_path, caplog):
+    """Check that the file of such a result is replaced, and that of another is not."""
+    with autotune_v2(cache_root=tmp_path):
+        choose(4)
+    (path,) = (path for path in files(tmp_path) if KEY in path.read_text())
+    good = path.read_text()
+    path.write_text(json.dumps({"_metadata": HERE, KEY: ["Sleeper", [47]]}))
+    tuner.clear_cache()
+    with autotune_v2(mode="lookup", cache_root=tmp_path):
+        assert choose(4)[1] == -1
+    assert f"{path} has the tactic (47,) for sleep, which is none of the 3 that exist" in caplog.text
+    tuner.clear_cache()
+    with autotune_v2(cache_root=tmp_path):
+        assert choose(4)[1] == (1,)
+    assert path.read_text() == good
+
+
+@pytest.mark.parametrize("root", ["x" * 300, "nul\0", "~no-such-user-37/store", "file"])
+def test_unusable_folders(tmp_path, caplog, monkeypatch, root):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with autotune_v2(cache_root=root):
+        assert choose(4)[1] == (1,), "results are used in this process"
+    assert "cannot be written" in caplog.text or (tmp_path / root).is_dir()
+
+
 def test_a_store_that_cannot_be_written(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     with autotune_v2(cache_root=tmp_path / "file"):

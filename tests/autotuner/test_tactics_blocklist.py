@@ -76,6 +76,26 @@ def test_the_tuner_leaves_them_out(path, monkeypatch):
     assert choose(4, op="all")[1] == (1,)  # known results are not filtered
 
 
+@pytest.mark.parametrize(
+    "content, text",
+    [
+        ('{"invalid_tactics": {"op::Runner": 5}}', "must have a list of tactics for 'op::Runner', got 5"),
+        ('{"invalid_tactics": {"a::B": [1], "op::Runner": "abc"}}', "'op::Runner', got 'abc'"),
+        ('{"invalid_tactics": {"op::Runner": null}}', "got None"),
+        ("[" * 100_000, "nested too deep"),
+        ('{"invalid_tactics": ' + "[" * 80 + "]" * 80 + "}", "nested deeper than 64 levels"),
+        ("\0", "cannot be read"),
+    ],
+)
+def test_a_damaged_list(path, caplog, content, text):
+    """Check that the tuner is made, which every tuned op needs, and that nothing of the list is taken."""
+    path.parent.mkdir()
+    path.write_text(content)
+    with knobs.override(tactics_blocklist=str(path)):
+        assert AutoTuner()._blocklist.summary() == {}
+    assert f"FLASHINFER_TACTICS_BLOCKLIST is {path}, which cannot be read" in caplog.text and text in caplog.text
+
+
 def test_a_list_that_cannot_be_read(path, caplog):
     with knobs.override(tactics_blocklist=str(path)):
         assert AutoTuner()._blocklist.is_loaded is False
