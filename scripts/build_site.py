@@ -47,6 +47,8 @@ def rewrite_links(text: str, page: Path, url: str) -> str:
 
 def site_path(path: Path) -> Optional[Path]:
     """Return where a file of the tree lies in the site; None if it is not there."""
+    if path == ROOT / "docs" / "README.md":
+        return Path("guides.md")  # README.md is another name of index.md for MkDocs
     if path.is_relative_to(ROOT / "docs"):
         return path.relative_to(ROOT / "docs")
     tops = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}

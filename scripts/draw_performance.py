@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw charts of benchmarks/results/h200.json: those of docs/performance, and docs/headline.svg.
+"""Draw charts of benchmarks/results/h200.json: those of docs/performance, docs/headline.svg, and figures of the README.
 
 python scripts/draw_performance.py            check that the pictures are current
 python scripts/draw_performance.py --write    write them
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
@@ -201,6 +202,26 @@ def headline() -> str:
     return p.finish()
 
 
+#: The case that the README tells in words.
+TOLD = "prefill/ragged_1x8k_causal_32x8"
+_FIGURES = re.compile(r"(<!-- figures: scripts/draw_performance.py -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+
+
+def figures() -> str:
+    """Return the README with the figures of its first screen, from the same results as the charts."""
+    record = read()
+    result = latest(record)[TOLD]
+    ours, limit = result["tflops"], record["ceilings"]["bf16_matmul_8192_tflops"]
+    text = (
+        "On an H200, causal prefill of 8k tokens (32 query heads, 8 key heads, head dimension 128, bf16) runs at\n"
+        f"**{ours:.0f} TFLOP/s**: {ours / result['speedup']:.0f} is the published figure, and {limit:.0f} what a plain "
+        "8192 x 8192 x 8192 product reaches on\nthe card. All attention cases, the slower ones among them, are "
+        "[in one chart](docs/performance/attention.md); figures of\nevery run are in "
+        "[h200.json](benchmarks/results/h200.json).\n"
+    )
+    return _FIGURES.sub(lambda found: found[1] + text + found[2], (ROOT / "README.md").read_text())
+
+
 CHARTS = {
     "attention": ("attention", attention),
     "gemm": ("matrix products", gemm),
@@ -212,6 +233,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     f"docs/performance/{name}.svg": functools.partial(chart, *words) for name, words in CHARTS.items()
 }
 PICTURES["docs/headline.svg"] = headline
+PICTURES["README.md"] = figures
 
 
 def main() -> None:

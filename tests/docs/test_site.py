@@ -85,6 +85,15 @@ def test_pages_of_the_api(pages):
     assert "## rmsnorm" in text and "- **weight** (`torch.Tensor`)" in text and ">>> " in text
 
 
+def test_code_and_tables_fit_their_column(pages):
+    """Check that the site has our rules for wide code and tables; their layout was looked at in a browser."""
+    config = (ROOT / "mkdocs.yml").read_text()
+    assert "extra_css:\n  - site.css\n" in config
+    rules = (pages / "site.css").read_text()
+    for selector in (".rst-content table", ".rst-content pre"):
+        assert re.search(rf"^{re.escape(selector)} \{{[^}}]*overflow-x: auto;", rules, re.M), selector
+
+
 def test_site_builds_without_a_network(pages, tmp_path):
     """Check every link between pages (``--strict``), and that no page loads anything from another host.
 
