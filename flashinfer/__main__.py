@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any, Callable, Iterable, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
 
 import click
 import torch
@@ -39,6 +40,17 @@ class _Commands(click.Group):
             raise click.ClickException(str(error)) from error
 
 
+@contextlib.contextmanager
+def _named_failure(action: str) -> Iterator[None]:
+    """Begin the line of a failure with ``<action> failed:``, which published scripts look for."""
+    try:
+        yield
+    except (RuntimeError, OSError, ValueError) as error:
+        if isinstance(error, (click.exceptions.Exit, click.Abort, BrokenPipeError)):
+            raise
+        raise click.ClickException(f"{action} failed: {error}") from error
+
+
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="flashinfer")
 @click.option("--download-cubin", is_flag=True, help="The same as the command download-cubin.")
@@ -65,7 +77,8 @@ _NO_BINARIES = (
 
 
 def _download() -> None:
-    download_artifacts()
+    with _named_failure("Cubin download"):
+        download_artifacts()
     click.echo(_DONE if knobs.cubins_repository else _NO_BINARIES)
 
 
@@ -93,7 +106,8 @@ def list_cubins() -> None:
 @main.command("clear-cubin")
 def clear_cubin_command() -> None:
     """Delete ``FLASHINFER_CUBIN_DIR``, the kernels that a published release has downloaded."""
-    clear_cubin()
+    with _named_failure("Cubin clear"):
+        clear_cubin()
     click.echo(f"Cubin cleared successfully: {jit_env.FLASHINFER_CUBIN_DIR}")
 
 
@@ -355,7 +369,7 @@ def _specs(names: Sequence[str] = ()) -> list[JitSpec]:
     if unknown:
         near = difflib.get_close_matches(unknown[0], specs) or sorted(specs)[:1]
         raise click.ClickException(
-            f"module must be a name of list-modules, such as {near[0]}, got {', '.join(unknown)}: not found"
+            f"Module '{unknown[0]}' not found. module must be a name of list-modules, such as {near[0]}"
         )
     return [specs[name] for name in names or sorted(specs)]
 
@@ -392,6 +406,12 @@ def list_modules(name: Optional[str], json_: bool) -> None:
         click.echo("\n".join(["Available compilation modules:", *(f"  {spec.name}" for spec in specs)]))
 
 
+def _created(name: str) -> Optional[str]:
+    """Return the time at which a module was registered."""
+    status = jit_spec_registry.get_spec_status(name)
+    return status.created_at.strftime("%Y-%m-%d %H:%M:%S") if status else None
+
+
 def _all_about(spec: JitSpec) -> str:
     row = _describe(spec)
     facts = {
@@ -400,7 +420,8 @@ def _all_about(spec: JitSpec) -> str:
         "Status:": row["state"],
         "Library Path:": row["library"] or f"none ({row['reason']})",
         "Source Files:": row["sources"],
-        "Device Linking:": spec.needs_device_linking,
+        "Created:": _created(spec.name),
+        "Device Linking:": "Required" if spec.needs_device_linking else "Not required",
     }
     return _table(facts.items())
 
@@ -422,14 +443,13 @@ def _built_for_calls() -> list[str]:
 
 
 def _details(row: dict[str, Any]) -> str:
-    status = jit_spec_registry.get_spec_status(row["name"])
     facts = {
         "Module:": row["name"],
         "Backend:": row["backend"],
         "Status:": row["state"],
         "Library:": row["library"] or f"none ({row['reason']})",
         "Sources:": row["sources"],
-        "Created:": status.created_at.isoformat(" ", "seconds") if status else None,
+        "Created:": _created(row["name"]),
     }
     return _table(facts.items())
 
@@ -477,7 +497,8 @@ def clear_cache() -> None:
     rebound = "FLASHINFER_JIT_DIR" in vars(jit_env)
     folder = jit_env.FLASHINFER_JIT_DIR if rebound else jit_env.FLASHINFER_WORKSPACE_DIR.parent
     size = sum(_size(path) for path in folder.rglob("*"))
-    clear_cache_dir()
+    with _named_failure("Cache clear"):
+        clear_cache_dir()
     click.echo(f"Cache cleared successfully: {size / 2**20:.1f} MiB in {folder}")
 
 
@@ -503,14 +524,13 @@ def export_compile_commands(path: Optional[Path], output: Optional[Path]) -> Non
     for spec in specs:
         try:
             entries += spec.get_compile_commands()
-        except RuntimeError as error:  # no nvcc, or no target: the CPU modules can still be browsed
+        except Exception as error:  # no nvcc, no target, an error of a user's spec: the others can still be browsed
             left_out.setdefault(str(error).removeprefix(f"{spec.name}: "), []).append(spec.name)
         else:
-            spec.write_generated()  # an editor opens the generated files
+            if isinstance(spec, JitSpec):  # programs register others, which have a name and commands alone
+                spec.write_generated()  # an editor opens the generated files
     for why, names in left_out.items():
-        click.echo(f"left out {some_of(names)}: {why}", err=True)
-    if not entries:
-        raise click.ClickException("no module could be described, nothing written")
+        click.echo(f"Failed to generate compile commands for {some_of(names)}: {why}", err=True)
     target.write_text(json.dumps(entries, indent=2) + "\n")
     click.echo(f"Successfully exported {len(entries)} compile commands to {target}")
 
@@ -523,7 +543,8 @@ def replay(directory: Path, device: Optional[str], allow_code: bool) -> None:
     """Run dumped calls again and compare with the recorded results (see FLASHINFER_LOGLEVEL=10)."""
     from .dump import replay_main
 
-    code = replay_main(directory, device or ("cuda" if torch.cuda.is_available() else "cpu"), allow_code)
+    with _named_failure("Replay"):
+        code = replay_main(directory, device or ("cuda" if torch.cuda.is_available() else "cpu"), allow_code)
     click.get_current_context().exit(code)
 
 

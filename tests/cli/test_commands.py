@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -122,7 +124,7 @@ def test_a_repository_that_does_not_answer(run, tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHINFER_CUBINS_REPOSITORY", str(tmp_path / "nowhere"))
     monkeypatch.setenv("FLASHINFER_NO_DOWNLOAD", "1")
     assert "Downloaded unknown (get_checksums: " in run("show-config")
-    assert "get_checksums" in run("download-cubin", code=1)
+    assert run("download-cubin", code=1).startswith("Error: Cubin download failed: get_checksums")
 
 
 def test_clear_cubin(run, tmp_path, monkeypatch):
@@ -202,8 +204,11 @@ def test_list_one_module(run):
         "Status:",
         "Library Path:",
         "Source Files:",
+        "Created:",
         "Device Linking:",
     ]
+    assert re.search(r"^Created: +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", text, re.M)
+    assert re.search(r"^Device Linking: +Not required$", text, re.M)
     assert "not compiled" in text
     assert "norm_jit_binding.cu" in text
     described = json.loads(run("list-modules", "norm_cpu", "--json"))
@@ -213,7 +218,7 @@ def test_list_one_module(run):
 
 def test_list_unknown_module_fails(run):
     text = run("list-modules", "nrom", code=1)
-    assert text == "Error: module must be a name of list-modules, such as norm, got nrom: not found\n"
+    assert text == "Error: Module 'nrom' not found. module must be a name of list-modules, such as norm\n"
 
 
 @pytest.mark.parametrize("which", ["all", "aot", "jit", "compiled", "not-compiled"])
@@ -313,7 +318,7 @@ def test_clear_cache_of_a_folder_bound_by_hand(run, tmp_path, monkeypatch):
 def test_export_compile_commands(run, tmp_path, arguments):
     """Check that without nvcc the CPU modules are exported and the others are reported as left out."""
     text = run("export-compile-commands", *arguments)
-    assert text.count("left out") == 1, "one reason, one line"
+    assert text.count("Failed to generate compile commands for ") == 1, "one reason, one line"
     assert "Successfully exported" in text
     entries = json.loads((tmp_path / (arguments[-1] if arguments else "compile_commands.json")).read_text())
     assert any(entry["file"].endswith("/norm_jit_binding.cu") for entry in entries)
@@ -326,12 +331,31 @@ def test_export_of_an_empty_registry(run, tmp_path, monkeypatch):
     assert not (tmp_path / "compile_commands.json").exists()
 
 
+def test_export_of_specs_of_programs(run, tmp_path, monkeypatch):
+    """Check that a spec needs a name and commands alone, and that one which raises does not hide the others."""
+
+    class Spec:
+        def __init__(self, name):
+            self.name = name
+
+        def get_compile_commands(self):
+            if self.name == "broken":
+                raise KeyError("no sources")
+            return [{"directory": ".", "command": "c++ x.cpp", "file": "x.cpp"}]
+
+    registry = SimpleNamespace(get_all_specs=lambda: {name: Spec(name) for name in ("broken", "mine")})
+    monkeypatch.setattr("flashinfer.__main__.jit_spec_registry", registry)
+    text = run("export-compile-commands")
+    assert "Failed to generate compile commands for broken: 'no sources'" in text
+    assert [entry["file"] for entry in json.loads((tmp_path / "compile_commands.json").read_text())] == ["x.cpp"]
+
+
 def test_exported_sources_exist(run, tmp_path, monkeypatch):
     """Check that exported sources exist, generated ones too, though nothing was built: editors open these files."""
     fake_toolkit(tmp_path / "cuda")
     monkeypatch.setenv("FLASHINFER_NVCC", str(tmp_path / "cuda" / "bin" / "nvcc"))
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
-    assert "left out" not in run("export-compile-commands", "all.json")
+    assert "Failed" not in run("export-compile-commands", "all.json")
     files = [entry["file"] for entry in json.loads((tmp_path / "all.json").read_text())]
     assert any("generated" in file for file in files)
     assert [file for file in files if not Path(file).exists()] == []
