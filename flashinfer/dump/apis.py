@@ -7,17 +7,73 @@ import contextlib
 import importlib
 import inspect
 import sys
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar
 
-__all__ = ["find_api", "first_logged_init", "public_module", "refuse_code", "register_api", "wraps"]
+import torch
+
+__all__ = [
+    "find_api",
+    "first_logged_init",
+    "public_module",
+    "refill_tables",
+    "refuse_code",
+    "register_api",
+    "unspecified_places",
+    "unspecified_results",
+    "wraps",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _apis: dict[tuple[str, str], Callable[..., Any]] = {}
+_TABLE = "w_ptr"  # begins the names of parameters that hold addresses
+_UNSPECIFIED = "_unspecified_results"
 _CODE = ("jit_args", "jit_kwargs")  # parameters whose text ends up in C++ that is compiled and loaded
 
 
 def register_api(func: Callable[..., Any]) -> None:
     """Make ``func`` replayable; the decorator calls this for every public function."""
     _apis[func.__module__, func.__qualname__] = func
+
+
+def unspecified_results(*places: int) -> Callable[[F], F]:
+    """Mark results of a function, by their places in the returned list, whose values have no meaning.
+
+    Placed directly below ``@flashinfer_api``. A replay does not compare them.
+    """
+
+    def mark(func: F) -> F:
+        vars(func)[_UNSPECIFIED] = places
+        return func
+
+    return mark
+
+
+def unspecified_places(func: Callable[..., Any]) -> tuple[int, ...]:
+    """Return what :func:`unspecified_results` has marked."""
+    return getattr(func, _UNSPECIFIED, ())
+
+
+def refill_tables(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], banks: Mapping[int, Mapping[int, Any]]
+) -> None:
+    """Fill tables of addresses anew, which the dump holds as numbers of another process.
+
+    ``banks`` are the recorded matrices by row of the table, by ``id`` of the table. A table is an argument whose name
+    begins with ``w_ptr``. RuntimeError for one without a bank for each row: its addresses may be any.
+    """
+    for name, table in _bound(func, args, kwargs).items():
+        if not (name.startswith(_TABLE) and isinstance(table, torch.Tensor)):
+            continue
+        rows = banks.get(id(table), {})
+        if table.dim() != 2 or sorted(rows) != list(range(table.shape[0])):
+            raise RuntimeError(
+                f"replay: {name} of {func.__qualname__} must be dumped with the bank of each row (which fill_w_ptr "
+                f"notes on the table that it fills), got addresses of the process that made the dump"
+            )
+        table.zero_()
+        for row, bank in rows.items():
+            sys.modules[func.__module__].fill_w_ptr(table, bank, table.shape[1], row)
 
 
 def wraps(candidate: Any, func: Callable[..., Any]) -> bool:
@@ -75,12 +131,18 @@ def first_logged_init(cls: type) -> Optional[Callable[..., Any]]:
 
 def refuse_code(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise if a parameter that holds C++ source is given."""
-    values = dict(kwargs)
-    with contextlib.suppress(TypeError):  # the call itself reports arguments that do not fit
-        values |= inspect.signature(func).bind_partial(*args).arguments
+    values = _bound(func, args, kwargs)
     for name in _CODE:
         if values.get(name) is not None:
             raise RuntimeError(
                 f"replay: {name} of {func.__qualname__} must not hold code (if you trust where it comes from: "
                 "allow_code=True, or flashinfer replay --allow-code), got C++ source that would be compiled and run"
             )
+
+
+def _bound(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments by name. Positional ones that do not fit are left out: the call itself reports them."""
+    values = dict(kwargs)
+    with contextlib.suppress(TypeError):
+        values |= inspect.signature(func).bind_partial(*args).arguments
+    return values

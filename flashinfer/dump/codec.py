@@ -66,21 +66,25 @@ class Encoder:
 
     A tensor object that occurs twice is encoded as its first key, so a replay passes one tensor twice (``out=input``
     stays in place); ``tensors`` has the tensor under each of its keys, and ``aliases`` maps a key to the first key. A
-    generator is encoded as its state, so a replay draws the same numbers; during a capture (``has_states=False``) the
-    state is left out.
+    generator is encoded as its state, so a replay draws the same numbers, and a table of addresses with the matrices it
+    leads to; during a capture (``has_states=False``) both are left out.
     """
 
     def __init__(self, has_states: bool = True) -> None:
         self._has_states = has_states
         self.tensors: dict[str, torch.Tensor] = {}
         self.states: dict[str, torch.Tensor] = {}  # states of generators
+        self.banks: dict[str, dict[str, str]] = {}  # key of a table of addresses -> keys of its matrices, by row
         self.keys: dict[str, str] = {}  # place of a tensor -> key; they differ only after a collision
         self.aliases: dict[str, str] = {}  # key -> first key of the same tensor object
         self._first: dict[int, str] = {}
 
     def encode(self, value: Any, key: str) -> dict[str, Any]:
         if isinstance(value, torch.Tensor):
-            return {"type": "tensor", "key": self._add(value, key)}
+            found = self._add(value, key)
+            if self._has_states:
+                self._add_banks(value, found)
+            return {"type": "tensor", "key": found}
         if isinstance(value, enum.Enum):
             return {"type": "enum", "class": class_path(type(value)), "name": value.name}
         if value is None or isinstance(value, (bool, str)):
@@ -111,6 +115,12 @@ class Encoder:
             self.states[state] = value.get_state()
             return {"type": "torch.Generator", "device": value.device.type, "key": state, "argument": key}
         return {"type": "object", "class": class_path(type(value)), "id": id(value), "argument": key}
+
+    def _add_banks(self, table: torch.Tensor, key: str) -> None:
+        """Add the matrices whose addresses a table holds (``fill_w_ptr`` notes them): addresses outlive no process."""
+        banks = getattr(table, "banks", None)
+        if isinstance(banks, dict) and key not in self.banks:
+            self.banks[key] = {str(row): self._add(bank, f"bank_{row}__{key}") for row, bank in banks.items()}
 
     def _add(self, tensor: torch.Tensor, place: str) -> str:
         key = place

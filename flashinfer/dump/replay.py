@@ -3,7 +3,8 @@
 
 A dump names the function to call, and a dump may come from someone else. Only functions decorated with
 ``@flashinfer_api`` are called, only modules of this package are imported, tensors load without pickled code, and C++
-source of a variant (``jit_args`` of a constructor) is compiled only with ``allow_code=True``. What remains possible
+source of a variant (``jit_args`` of a constructor) is compiled only with ``allow_code=True``. Tables of addresses are
+filled anew from the matrices that the dump holds, or refused. What remains possible
 without it: the call builds modules of this package, allocates what the recorded sizes ask for, and runs kernels that
 trust index values (page tables, offsets), which can end the process or touch memory next to the tensors.
 """
@@ -18,7 +19,7 @@ import torch
 
 from .._runtime.errors import ArgumentError
 from . import files, flat
-from .apis import find_api, first_logged_init, refuse_code, wraps
+from .apis import find_api, first_logged_init, refill_tables, refuse_code, unspecified_places, wraps
 from .codec import class_path, decode, load_class, with_layout
 from .compare import Unrecorded, compare
 
@@ -169,6 +170,7 @@ class _Replay:
         self._allow_code = allow_code
         self._target = target
         self._missing: list[Unrecorded] = []
+        self._unspecified: tuple[int, ...] = ()
         if self.metadata.get("execution_status") == "graph_capture_pending_flush":
             raise RuntimeError(f"replay: {directory} must have a snapshot, got a CUDA graph that was never flushed")
         details = self.metadata.get("tensor_details") or {}
@@ -213,10 +215,20 @@ class _Replay:
             args.insert(0, self._owner(func))
         if not self._allow_code:
             refuse_code(func, args, self.kwargs)
+        refill_tables(func, args, self.kwargs, self._banks())
+        self._unspecified = unspecified_places(func)
         value = func(*args, **self.kwargs)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # an asynchronous fault belongs to this call
         return value
+
+    def _banks(self) -> dict[int, dict[int, torch.Tensor]]:
+        """Return the matrices of each table of addresses, by ``id`` of the table and by row."""
+        recorded = (self.metadata.get("encoded") or {}).get("banks") or {}
+        return {
+            id(self.tensors[table]): {int(row): self.tensors[key] for row, key in rows.items()}
+            for table, rows in recorded.items()
+        }
 
     def _is_nested_init(self, func: Callable[..., Any]) -> bool:
         """Return True if this call was made by the ``__init__`` of a subclass that has its own dump."""
@@ -270,13 +282,20 @@ class _Replay:
             return None
         recorded = self.metadata.get("encoded")
         if recorded is None:
-            return compare(flat.result_of(self.metadata, expected, self._not_held), value, "result")
+            wanted = flat.result_of(self.metadata, expected, self._not_held)
+            return compare(self._specified(wanted), self._specified(value), "result")
         if self.metadata["graph_capture"] and (recorded["result_aliases"] or not expected):
             return None  # the snapshot was taken after the call, so its inputs may hold results
-        lines = compare(self._decode(recorded["result"], expected), value, "result")
+        lines = compare(self._specified(self._decode(recorded["result"], expected)), self._specified(value), "result")
         for key in recorded["mutated"]:
             lines += compare(expected[key], self.tensors[key], key)
         return lines
+
+    def _specified(self, result: Any) -> Any:
+        """Return a result with None in place of parts whose values have no meaning."""
+        if not (self._unspecified and isinstance(result, (list, tuple))):
+            return result
+        return [None if i in self._unspecified else part for i, part in enumerate(result)]
 
     def _decode(self, encoded: Mapping[str, Any], tensors: Optional[Mapping[str, torch.Tensor]] = None) -> Any:
         return decode(encoded, self.tensors if tensors is None else tensors, self._place, self._find_object)

@@ -133,7 +133,7 @@ class Dumper:
             "execution_status": "graph_capture_pending_flush" if call.is_capturing else "inputs_saved",
             "graph_capture": call.is_capturing,
             "dump_dir": str(directory),
-            "encoded": {"args": args, "kwargs": kwargs},
+            "encoded": {"args": args, "kwargs": kwargs, "banks": encoder.banks},
         }
         if call.owner is not None:
             record |= {"self_id": id(call.owner), "self_class": class_path(type(call.owner))}

@@ -12,6 +12,7 @@ from ..._runtime.explain_error import explain_type_errors
 from ..._runtime.probes import probes
 from ..._runtime.shortcut import with_shortcut
 from ...api_logging import flashinfer_api
+from ...dump.apis import unspecified_results
 from ...tllm_enums import ActivationType, normalize_activation_type
 from ...trace.templates.fused_moe import cutlass_fused_moe_trace
 from .call import fused_moe
@@ -53,6 +54,7 @@ def _refuse_format(format: int, device: torch.device) -> None:
 
 
 @flashinfer_api(trace=cutlass_fused_moe_trace)
+@unspecified_results(1, 2, 3)
 @with_shortcut(ordinary_fused_moe)
 @explain_type_errors
 def cutlass_fused_moe(
