@@ -38,6 +38,7 @@ EMULATION_EXPORT int layer(int64_t kernel, const int64_t* x) {
   const auto element = Element(next()), out = Element(next());
   float *const factor1 = floats(), *const quantizer = floats(), *const factor2 = floats();
   void *const bias1 = pointer(), *const bias2 = pointer();
+  const float* const limit = floats();
 
   const int64_t pairs = tokens * top_k;
   MoeSortParams s{};
@@ -60,7 +61,7 @@ EMULATION_EXPORT int layer(int64_t kernel, const int64_t* x) {
   p.grouping = gemm::Grouping::kPacked, p.groups = s.expert_offsets, p.out = element;
   p.tile_counter = s.counters;
   p.activation.is_active = true;
-  p.activation.factor = factor1, p.activation.quantizer = quantizer;
+  p.activation.factor = factor1, p.activation.quantizer = quantizer, p.activation.limit = limit;
   p.activation.bias = bias1, p.activation.is_bias_half = out == Element::kFloat16;
   status = Multiply(kernel, p, false);
   if (status != cudaSuccess) return int(status);
@@ -93,14 +94,15 @@ EMULATION_EXPORT int hidden_blocks(const int64_t* x) {
   p.a_scale = {floats(), 0, 1, rows, 1};
   p.b_scale = {floats(), p.n / 128 * (hidden / 128), hidden / 128, 1, 128};
   void *const bias = pointer(), *const sums = pointer(), *const codes = pointer();
-  float *const scales = floats(), *const limit = floats();
+  float *const scales = floats(), *const alpha = floats(), *const beta = floats(), *const limit = floats();
   gemm::GemmConfig c;
   c.blocks = 3, c.swapped = true;
   emulation::device.clusters = c.blocks;
   const auto multiply = [&] { return gemm::GemmSwappedSm90<float8_e4m3_t, gemm::Scaling::kBlock, 8>(p, c, nullptr); };
   if (sums == nullptr) {
     p.d = codes, p.d_stride = inner, p.out = Element::kE4M3;
-    p.activation.is_active = true, p.activation.bias = bias, p.activation.limit = limit;
+    p.activation.is_active = true, p.activation.bias = bias;
+    p.activation.alpha = alpha, p.activation.beta = beta, p.activation.limit = limit;
     p.activation.scales = scales, p.activation.scale_stride = rows;
     return int(multiply());
   }
@@ -111,7 +113,7 @@ EMULATION_EXPORT int hidden_blocks(const int64_t* x) {
   a.sums = {sums, Element::kBFloat16, p.n};
   a.sums.bias = bias, a.sums.bias_element = Element::kBFloat16;
   a.activation.type = limit == nullptr ? ActivationType::kSwiglu : ActivationType::kSwigluBias;
-  a.activation.limit = limit;
+  a.activation.alpha = alpha, a.activation.beta = beta, a.activation.limit = limit;
   a.pairs = {ids, p.groups, numbers, numbers, rows, 1, 0, int32_t(experts)};
   a.output.data = codes, a.output.element = Element::kE4M3, a.output.columns = inner;
   a.output.rounding = Rounding::kBlocks, a.output.scales = scales, a.output.scale_stride = rows;

@@ -204,3 +204,40 @@ def folded(call: dict[str, Any], fc1: torch.Tensor, fc2: torch.Tensor, **argumen
     x = arguments.pop("x", call["input"].float())
     routing = (call["token_selected_experts"], call["token_final_scales"])
     return fold_experts(x, *routing, fc1, fc2, **arguments).to(call["output_dtype"])
+
+
+#: Places of a layer that may hold NaN or infinity. Weights of four bits cannot: their rows have biases.
+PLACES = ("token", "up", "gate", "up bias", "gate bias", "down", "down bias", "final scale")
+
+
+def biased(call: dict[str, Any], inner: int) -> dict[str, Any]:
+    """Return a call with biases of both products."""
+    x, experts = call["input"], call["fc1_expert_weights"].shape[0]
+    sizes = {"fc1_expert_biases": 2 * inner, "fc2_expert_biases": x.shape[1]}
+    return {**call, **{name: torch.randn(experts, n, device=x.device).to(BF16) for name, n in sizes.items()}}
+
+
+def poisoned(call: dict[str, Any], place: str, value: float = torch.nan, first: int = 0) -> tuple[dict, torch.Tensor]:
+    """Return a copy with ``value`` in one number that belongs to the expert of the first pair, and which results depend
+    on that number. ``first``: the expert of the first weights.
+    """
+    ids, tokens = call["token_selected_experts"], call["input"]
+    expert = int(ids[0, 0]) - first
+    of_token = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
+    of_token[0] = True
+    of_expert = (ids == expert + first).any(dim=1, keepdim=True).expand_as(of_token)
+    of_row = of_expert & (torch.arange(tokens.shape[1], device=tokens.device) == 5)
+    gate = call["fc1_expert_biases"].shape[1] // 2 + 1
+    name, index, mask = {
+        "token": ("input", (0, 3), of_token),
+        "up": ("fc1_expert_weights", (expert, 1, 2), of_expert),
+        "gate": ("fc1_expert_weights", (expert, gate, 2), of_expert),
+        "up bias": ("fc1_expert_biases", (expert, 1), of_expert),
+        "gate bias": ("fc1_expert_biases", (expert, gate), of_expert),
+        "down": ("fc2_expert_weights", (expert, 5, 1), of_row),
+        "down bias": ("fc2_expert_biases", (expert, 5), of_row),
+        "final scale": ("token_final_scales", (0, 0), of_token),
+    }[place]
+    changed = call[name].clone()
+    changed[index] = value
+    return {**call, name: changed}, mask

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ..emulation.build import Library, compile_emulated
-from .layers import BF16, E4M3, FP16, dense, fp8
+from .layers import BF16, E4M3, FP16, biased, dense, fp8, poisoned
 
 ELEMENTS = {torch.float32: 0, FP16: 1, BF16: 2, E4M3: 3}
 TILES_BF16, FEW_BF16, FEW_FP8 = 0, 1, 2
@@ -21,7 +21,15 @@ def library(tmp_path_factory) -> Library:
     return compile_emulated("emulated_layer.cpp", tmp_path_factory)
 
 
-def run(library: Library, kernel: int, call: dict, out: torch.dtype, scales=(None, None, None), biases=(None, None)):
+def run(
+    library: Library,
+    kernel: int,
+    call: dict,
+    out: torch.dtype,
+    scales=(None, None, None),
+    biases=(None, None),
+    limit=None,
+):
     """Compute a layer whose memory is poisoned with NaN."""
     x, ids = call["input"], call["token_selected_experts"]
     fc1, fc2 = call["fc1_expert_weights"], call["fc2_expert_weights"]
@@ -36,7 +44,7 @@ def run(library: Library, kernel: int, call: dict, out: torch.dtype, scales=(Non
     output = torch.full((tokens, hidden), torch.nan, dtype=out)
     tensors = [x, ids, fc1, fc2, tables, *buffers, output, call["token_final_scales"]]
     fields = [tokens, top_k, LOCAL, FIRST, hidden, inner, *(t.data_ptr() for t in tensors)]
-    fields += [ELEMENTS[x.dtype], ELEMENTS[out], *(0 if t is None else t.data_ptr() for t in (*scales, *biases))]
+    fields += [ELEMENTS[x.dtype], ELEMENTS[out], *(0 if t is None else t.data_ptr() for t in (*scales, *biases, limit))]
     packed = (ctypes.c_int64 * len(fields))(*fields)
     assert library.call("layer", kernel, ctypes.addressof(packed)) == 0
     return output
@@ -113,7 +121,7 @@ def test_blocks_quantised_by_product_1(library, has_constants):
     token_scales = torch.rand(hidden // 128, rows) / 16
     weight_scales = torch.rand(experts, 2 * inner // 128, hidden // 128) + 0.5
     bias = torch.randn(experts, 2 * inner).to(BF16) if has_constants else None
-    limit = torch.rand(experts) + 1 if has_constants else None
+    constants = [torch.rand(experts) + 1 if has_constants else None for _ in ("alpha", "beta", "limit")]
     sums = torch.full((rows, 2 * inner), torch.nan, dtype=BF16)
     results = []
     for through in (None, sums):
@@ -121,9 +129,31 @@ def test_blocks_quantised_by_product_1(library, has_constants):
         scales = torch.full((inner // 128, rows), torch.nan)
         tensors = [x, fc1, ids, torch.arange(rows, dtype=torch.int32), offsets, token_scales, weight_scales]
         fields = [rows, experts, hidden, inner, *(t.data_ptr() for t in tensors)]
-        fields += [0 if t is None else t.data_ptr() for t in (bias, through, codes, scales, limit)]
+        fields += [0 if t is None else t.data_ptr() for t in (bias, through, codes, scales, *constants)]
         packed = (ctypes.c_int64 * len(fields))(*fields)
         assert library.call("hidden_blocks", ctypes.addressof(packed)) == 0
         results.append((codes, scales))
     assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
     assert not results[0][1].isnan().any() and results[0][0].float().std() > 1
+
+
+@pytest.mark.parametrize("kernel, tokens", [(FEW_BF16, 9), (TILES_BF16, 150), (FEW_FP8, 9)])
+def test_nan_stays_nan(library, kernel, tokens):
+    """With a limit, in the epilogue of product 1: results that depend on NaN are NaN, the others are what they were."""
+    sizes = (tokens, 144, 80, LOCAL, 2)
+    call = fp8(*sizes, device="cpu", per_expert=False) if kernel == FEW_FP8 else dense(*sizes, "cpu")
+    call["token_selected_experts"] += FIRST
+    call, limit = biased(call, 80), torch.full((LOCAL,), 1.5)
+    scales = call["quant_scales"][:3] or (None, None, None)
+
+    def results(x: dict) -> torch.Tensor:
+        biases = (x["fc1_expert_biases"], x["fc2_expert_biases"])
+        return run(library, kernel, x, BF16, scales=scales, biases=biases, limit=limit)
+
+    clean = results(call)
+    for place in ("token", "up", "gate bias", "down"):
+        changed, mask = poisoned(call, place, first=FIRST)
+        out = results(changed)
+        assert torch.equal(out.isnan(), mask) and torch.equal(out[~mask], clean[~mask]), place
+    high, infinite = (results(poisoned(call, "gate bias", x, FIRST)[0]) for x in (1e30, torch.inf))
+    assert torch.equal(high, infinite) and bool(high.isfinite().all())

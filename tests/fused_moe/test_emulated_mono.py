@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Optional
 
 import pytest
@@ -13,7 +14,7 @@ from flashinfer.tllm_enums import ActivationType
 from flashinfer.trace.templates.fused_moe import cutlass_fused_moe_trace
 
 from ..emulation.build import Library, compile_emulated
-from .layers import BF16, FP16, close, dense, fp8, fp8_block, mxfp4
+from .layers import BF16, FP16, biased, close, dense, fp8, fp8_block, mxfp4, poisoned
 
 ELEMENTS = {FP16: 1, BF16: 2, torch.float8_e4m3fn: 3}
 FIRST, LOCAL = 2, 5  # the local experts; two before and one behind have other ranks
@@ -456,3 +457,30 @@ def test_mxfp4_repeated_and_missing_experts(library, ids):
 def test_rule_of_one_kernel(library, format, tokens, top_k, inner, ranks, is_one):
     """Layers that take less time as one kernel, as measured (`few_e4m3_us` of benchmarks/results/h200.json)."""
     assert library.call("takes_one_kernel", format, tokens, top_k, inner, ranks) == is_one
+
+
+@pytest.mark.parametrize(
+    "format, tokens", [(PLAIN, 1), (PLAIN, 7), (FP8_TENSOR, 5), (FP8_BLOCK, 1), (FP8_BLOCK, 6), (MXFP4, 1)]
+)
+def test_nan_stays_nan(library, format, tokens):
+    """With a limit: results that depend on NaN are NaN, the others are what they were; infinity is cut off."""
+    make = {PLAIN: dense, FP8_TENSOR: functools.partial(fp8, per_expert=False), FP8_BLOCK: fp8_block, MXFP4: mxfp4}
+    made = make[format](tokens, 128, 256, LOCAL, 2, device="cpu")
+    call = moved(biased(made[0] if format == MXFP4 else made, 256))
+    scales, factors = call["quant_scales"] or (None, None), (None, None, None)
+    if format == FP8_TENSOR:
+        scales, factors = (None, None), (scales[0], scales[2], scales[1])
+    constants = [torch.full((LOCAL,), x) for x in (1.702, 1.0, 1.5)]
+
+    def results(x: dict) -> torch.Tensor:
+        biases = (x["fc1_expert_biases"], x["fc2_expert_biases"])
+        options = {"scales": scales, "biases": biases, "constants": constants, "format": format, "factors": factors}
+        return run(library, x, BF16, ActivationType.SwigluBias, **options)
+
+    clean = results(call)
+    for place in ("token", "up bias", "gate bias", *(() if format == MXFP4 else ("gate", "down"))):
+        changed, mask = poisoned(call, place, first=FIRST)
+        out = results(changed)
+        assert torch.equal(out.isnan(), mask) and torch.equal(out[~mask], clean[~mask]), place
+    high, infinite = (results(poisoned(call, "gate bias", x, FIRST)[0]) for x in (1e30, torch.inf))
+    assert torch.equal(high, infinite) and bool(high.isfinite().all())

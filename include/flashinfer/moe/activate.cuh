@@ -2,8 +2,8 @@
 // Activations between the two products of an expert on CUDA; formulas in fp32. The type is a branch that all threads
 // take alike: a template parameter would multiply kernels that wait for memory.
 #pragma once
-#include "../activation.cuh"
 #include "layer.h"
+#include "swiglu.h"
 
 namespace flashinfer {
 namespace fused_moe {
@@ -26,7 +26,6 @@ __device__ __forceinline__ ActivationConstants ConstantsOf(const ActivationParam
 
 __device__ __forceinline__ float ActivateValue(ActivationType type, const ActivationConstants& c, float g, float u) {
   using activation::Activate;
-  using activation::Sigmoid;
   switch (type) {
     case ActivationType::kGelu:
       return Activate<Activation::kGelu>(g);
@@ -35,19 +34,17 @@ __device__ __forceinline__ float ActivateValue(ActivationType type, const Activa
     case ActivationType::kSilu:
       return Activate<Activation::kSilu>(g);
     case ActivationType::kSwiglu:
-      return Activate<Activation::kSilu>(g) * u;
+      return Swiglu(g, u);
     case ActivationType::kGeglu:
       return Activate<Activation::kGelu>(g) * u;
     case ActivationType::kGegluTanh:
       return Activate<Activation::kGeluTanh>(g) * u;
     case ActivationType::kRelu2:
       return fmaxf(g, 0.f) * fmaxf(g, 0.f);
-    case ActivationType::kSwigluBias: {
-      const float gate = fminf(g, c.limit), up = fminf(fmaxf(u, -c.limit), c.limit);
-      return gate * Sigmoid(c.a * gate) * (up + c.b);
-    }
+    case ActivationType::kSwigluBias:
+      return Swiglu(g, u, c.a, c.b, c.limit);
     case ActivationType::kSwigluStep:
-      return fminf(Activate<Activation::kSilu>(g), c.limit) * fminf(fmaxf(u, -c.limit), c.limit);
+      return SwigluStep(g, u, c.limit);
     case ActivationType::kSitu:  // tanhf: the approximate instruction is too far off
       return c.a * tanhf(g / c.a) * Sigmoid(g) * (c.b * tanhf(u / c.b));
     default:

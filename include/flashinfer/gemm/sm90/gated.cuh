@@ -8,7 +8,7 @@
 #include <cuda_fp8.h>
 
 #include "../../ptx/barrier.cuh"
-#include "../../ptx/math.cuh"
+#include "../../moe/swiglu.h"
 #include "epilogue.cuh"
 
 namespace flashinfer {
@@ -40,7 +40,7 @@ struct GateConstants {
     bias = int64_t(group) * 2 * p.n;
   }
 
-  /// Return true if the activation is g sigmoid(g) u of the sums times `factor`.
+  /// Return true if the activation is that of two arguments, of the sums times `factor`: a quarter of the instructions.
   __device__ __forceinline__ static bool IsPlain(const GemmParams& p) {
     const GatedActivation& a = p.activation;
     return a.alpha == nullptr && a.beta == nullptr && a.limit == nullptr && a.bias == nullptr && a.quantizer == nullptr;
@@ -60,20 +60,10 @@ __device__ __forceinline__ float2 GateBias(const GemmParams& p, const GateConsta
   return {__bfloat162float(x[up]), __bfloat162float(x[gate])};
 }
 
-/// Return g sigmoid(alpha g) (u + beta) with limited values, times the quantizer. NaN stays NaN.
+/// Return SwiGLU of a sum of up and one of gate, times the quantizer.
 __device__ __forceinline__ float Gate(const GateConstants& c, float up, float gate, const float2& bias) {
   const float u = fmaf(up, c.factor, bias.x), g = fmaf(gate, c.factor, bias.y);
-  const float limited_gate = g > c.limit ? c.limit : g;
-  const float limited_up = u > c.limit ? c.limit : u < -c.limit ? -c.limit : u;
-  constexpr float LOG2_E = 1.4426950409f;
-  const float sigmoid = ptx::Reciprocal(1.f + ptx::Exp2(-LOG2_E * c.alpha * limited_gate));
-  return limited_gate * sigmoid * (limited_up + c.beta) * c.quantizer;
-}
-
-/// Return what Gate() does if GateConstants::IsPlain(), in a quarter of the instructions.
-__device__ __forceinline__ float PlainGate(float up, float gate) {
-  constexpr float LOG2_E = 1.4426950409f;
-  return gate * ptx::Reciprocal(1.f + ptx::Exp2(-LOG2_E * gate)) * up;
+  return fused_moe::Swiglu(g, u, c.alpha, c.beta, c.limit) * c.quantizer;
 }
 
 /// Return both numbers rounded to bf16. Two at a time: a conversion of one number takes the slow unit of the special
@@ -126,7 +116,7 @@ __device__ __forceinline__ void StoreGatedRows(const GemmParams& p, float (&d)[C
       for (int i = 0; i < COLUMNS / 2; ++i) d[i] *= constants.factor;
     }
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) d[i] = PlainGate(d[i], d[COUNT + i]);
+    for (int i = 0; i < COUNT; ++i) d[i] = fused_moe::Swiglu(d[COUNT + i], d[i]);
     StoreWholeColumns<2 * COUNT>(p, reinterpret_cast<float (&)[COUNT]>(d[0]), staging, column, tile, row);
     return;
   }
@@ -174,7 +164,7 @@ __device__ __forceinline__ void StoreGatedBlocks(const GemmParams& p, float (&ac
     }
   };
   if (GateConstants::IsPlain(p) && constants.factor == 1.f) {
-    activate([](int, float up, float gate) { return PlainGate(up, gate); });
+    activate([](int, float up, float gate) { return fused_moe::Swiglu(gate, up); });
   } else {
     activate([&](int c, float up, float gate) { return Gate(constants, up, gate, GateBias(p, constants, c)); });
   }

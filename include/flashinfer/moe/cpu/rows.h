@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "../../activation_cpu.h"
 #include "../../cpu/vec.h"
 #include "../layer.h"
+#include "../swiglu.h"
 #include "../../gemm/cpu/pack.h"
 
 namespace flashinfer {
@@ -85,14 +85,11 @@ inline void ReadSums(const Sums& from, int64_t row, int32_t expert, int64_t begi
 
 /// tanh by way of the exponential: the absolute error is 1e-7, and infinity gives 1.
 inline Vec Tanh(const Vec& x) { return 1.f - 2.f / (1.f + cpu::Exp(x + x)); }
-inline Vec Sigmoid(const Vec& x) { return 1.f / (1.f + cpu::Exp(-x)); }
-inline Vec UpTo(const Vec& x, float limit) { return x > limit ? Vec{} + limit : x; }
-inline Vec Clamp(const Vec& x, float limit) { return UpTo(x < -limit ? Vec{} - limit : x, limit); }
 
 /// Overwrite `gate` with the activation of n gates (and n values of `up`, if it is gated).
 inline void ActivateRow(const ActivationParams& p, int32_t expert, int64_t n, float* gate, const float* up) {
   const auto constant = [&](const float* values, float standard) {
-    return values == nullptr ? standard : values[expert];
+    return cpu::Broadcast(values == nullptr ? standard : values[expert]);
   };
   const auto apply = [&](const auto& f) {
     cpu::ForEachVec(n, [&](int64_t i, auto lanes) {
@@ -109,7 +106,7 @@ inline void ActivateRow(const ActivationParams& p, int32_t expert, int64_t n, fl
     case ActivationType::kSilu:
       return apply([](const Vec& g, const Vec&) { return cpu::Activate<Activation::kSilu>(g); });
     case ActivationType::kSwiglu:
-      return apply([](const Vec& g, const Vec& u) { return cpu::Activate<Activation::kSilu>(g) * u; });
+      return apply([](const Vec& g, const Vec& u) { return Swiglu(g, u); });
     case ActivationType::kGeglu:
       return apply([](const Vec& g, const Vec& u) { return cpu::Activate<Activation::kGelu>(g) * u; });
     case ActivationType::kGegluTanh:
@@ -119,20 +116,15 @@ inline void ActivateRow(const ActivationParams& p, int32_t expert, int64_t n, fl
     case ActivationType::kIdentity:
       return;
     case ActivationType::kSwigluBias: {
-      const float alpha = constant(p.alpha, 1.f), beta = constant(p.beta, 0.f), limit = constant(p.limit, infinity);
-      return apply([=](const Vec& g, const Vec& u) {
-        const Vec gate = UpTo(g, limit);
-        return gate * Sigmoid(alpha * gate) * (Clamp(u, limit) + beta);
-      });
+      const Vec alpha = constant(p.alpha, 1.f), beta = constant(p.beta, 0.f), limit = constant(p.limit, infinity);
+      return apply([=](const Vec& g, const Vec& u) { return Swiglu(g, u, alpha, beta, limit); });
     }
     case ActivationType::kSwigluStep: {
-      const float limit = constant(p.limit, 7.f);
-      return apply([=](const Vec& g, const Vec& u) {
-        return UpTo(cpu::Activate<Activation::kSilu>(g), limit) * Clamp(u, limit);
-      });
+      const Vec limit = constant(p.limit, 7.f);
+      return apply([=](const Vec& g, const Vec& u) { return SwigluStep(g, u, limit); });
     }
     case ActivationType::kSitu: {
-      const float b = constant(p.situ_beta, 4.f), l = constant(p.situ_linear_beta, 25.f);
+      const Vec b = constant(p.situ_beta, 4.f), l = constant(p.situ_linear_beta, 25.f);
       return apply([=](const Vec& g, const Vec& u) { return b * Tanh(g / b) * Sigmoid(g) * (l * Tanh(u / l)); });
     }
   }
