@@ -81,9 +81,11 @@ _THIN_RULE = "-" * 80
 
 
 class _Lines(logging.Formatter):
-    """Format a record as time and text, with a rule above the record if it asks for one."""
+    """Format a record as time and text, with a rule above the record if it asks for one, or as text alone."""
 
     def format(self, record: logging.LogRecord) -> str:
+        if getattr(record, "timeless", False):
+            return record.getMessage()
         text = super().format(record)
         return f"{_RULE}\n{text}" if getattr(record, "ruled", False) else text
 
@@ -352,7 +354,7 @@ def make_api_decorator(settings: LogSettings) -> Callable[..., Any]:
 _settings = LogSettings.from_knobs()
 _decorate = make_api_decorator(_settings)
 if _settings.level > 0:  # so that a program that calls no API shows that its log is on
-    _log.info("FlashInfer %s (commit %s)", __version__, __git_commit__[:8])
+    _log.info("FlashInfer %s (commit %s)", __version__, __git_commit__[:8], extra={"timeless": True})
 
 
 def flashinfer_api(func: Optional[Callable[..., Any]] = None, *, trace: Any = None) -> Any:
