@@ -16,6 +16,7 @@ import torch
 from .._runtime.allocation import new_empty
 from .._runtime.dispatch import NativeFunction, use_pdl
 from .._runtime.errors import ArgumentError
+from .._runtime.not_copied import NotCopied
 from .._runtime.torch_ops import called, register_custom_op
 from ..api_logging import flashinfer_api
 from ..jit.fused_moe.bgmv_moe import get_bgmv_moe_module
@@ -42,6 +43,8 @@ _native_expand = NativeFunction(get_bgmv_moe_module, "bgmv_moe_expand")
 _native_apply = NativeFunction(get_bgmv_moe_module, "bgmv_moe_apply")
 _HALVES = (torch.float16, torch.bfloat16)
 _INDICES = (torch.int32, torch.int64)
+_MIXED = -2  # sizes of the banks of a table that differ, as bgmv_moe.cu knows them
+_NOT_NOTED = -1  # those of a table whose banks nobody noted, or whose place has a bank
 
 #: Up to so many pairs each block of the kernel looks for the pairs of its token; more are sorted before. All blocks
 #: together read tokens times pairs numbers: 4 MB for 256 tokens with eight experts, for each 128 columns.
@@ -58,11 +61,12 @@ def _shrink(
     expert_ids: torch.Tensor,
     lora_ids: torch.Tensor,
     lora_stride: int,
+    noted: int,
     per_pair_input: bool,
 ) -> None:
-    _native_shrink[x.is_cuda](
-        y, x, w_ptr, token_ids, expert_ids, lora_ids, lora_stride, per_pair_input, use_pdl(x, None)
-    )
+    is_cuda = x.is_cuda
+    pdl = is_cuda and use_pdl(x, None)
+    _native_shrink[is_cuda](y, x, w_ptr, token_ids, expert_ids, lora_ids, lora_stride, noted, per_pair_input, pdl)
 
 
 @register_custom_op("flashinfer::bgmv_moe_expand", mutates_args=("y",))
@@ -80,12 +84,13 @@ def _expand(
     offsets: Optional[torch.Tensor],
     columns: int,
     lora_stride: int,
+    noted: int,
     is_bf16: bool,
     finalize: bool,
 ) -> None:
     _native_expand[x.is_cuda](
         *(y, x, w_ptr, token_ids, expert_ids, lora_ids, weights, slice_starts, order, offsets),
-        *(columns, lora_stride, is_bf16, finalize, use_pdl(x, None)),
+        *(columns, lora_stride, noted, is_bf16, finalize, use_pdl(x, None)),
     )
 
 
@@ -106,16 +111,16 @@ def _apply(
     offsets: Optional[torch.Tensor],
     lora_stride_a: int,
     lora_stride_b: int,
+    noted_a: int,
+    noted_b: int,
     start: int,
-    columns: int,
     zero_columns: int,
-    finalize: bool,
     scale: float,
 ) -> None:
     """Launch both kernels, which write all of ``low`` that is read and these columns of ``out``."""
     _native_apply[x.is_cuda](
         *(out, low, x, a, b, token_ids, expert_ids, lora_ids, rows, weights, order, offsets),
-        *(lora_stride_a, lora_stride_b, start, columns, zero_columns, finalize, scale, use_pdl(x, None)),
+        *(lora_stride_a, lora_stride_b, noted_a, noted_b, start, zero_columns, scale, use_pdl(x, None)),
     )
 
 
@@ -124,6 +129,33 @@ def _write_addresses(row: torch.Tensor, weights: torch.Tensor) -> None:
     """Write the addresses of the matrices of adapter 0; on the device of the table, so that a CUDA graph can do it."""
     experts = torch.arange(weights.shape[1], device=row.device)
     row.copy_(experts * (weights.stride(1) * weights.element_size()) + weights.data_ptr())
+
+
+class Banks(NotCopied, dict[int, torch.Tensor]):
+    """The banks of a table, by row, and what calls that use the table compare with their arguments."""
+
+    #: Adapters that all banks have, rows, columns and dtype: what the launcher looks at (``Noted`` of bgmv_moe.cu).
+    noted: int
+    #: Elements between adapters; None where there is one adapter, so that nothing is multiplied by it.
+    stride: Optional[int]
+
+    def __init__(self, banks: dict[int, torch.Tensor]) -> None:
+        super().__init__(banks)
+        facts = {(*bank.shape[2:], bank.dtype) for bank in banks.values()}
+        strides = {bank.stride(0) for bank in banks.values() if bank.shape[0] > 1}
+        self.stride = next(iter(strides), None)
+        self.noted = _MIXED
+        if len(facts) == 1 and len(strides) <= 1:
+            [(rows, columns, dtype)] = facts
+            loras = min(bank.shape[0] for bank in banks.values())
+            self.noted = loras << 41 | rows << 21 | columns << 1 | (dtype is torch.bfloat16)
+
+
+def _noted_of(op: str, banks: Banks, lora_stride: int, name: str = "lora_stride") -> int:
+    """Return ``banks.noted`` in a call with a stride that is not theirs, if they have no stride or differ in it."""
+    if banks.stride is not None and banks.noted != _MIXED:
+        raise ArgumentError(f"{op}: {name} must be {banks.stride}, which fill_w_ptr returned, got {lora_stride}")
+    return banks.noted
 
 
 def _pairs_by_token(token_ids: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,9 +189,13 @@ def fill_w_ptr(w_ptr: torch.Tensor, weights: torch.Tensor, num_experts: int, sli
     ----------
     w_ptr : torch.Tensor
         ``(slices, num_experts)`` int64; row ``slice_id`` receives the addresses of adapter 0. The tensor object also
-        keeps ``weights`` alive and remembers their dtype; copies and views of it do not.
+        keeps ``weights`` alive, as ``w_ptr.banks[slice_id]``, and calls that use it compare their sizes, dtype, stride
+        and number of adapters with those of the banks. Copies and views of it, and files that it was saved to, have
+        the addresses only: with these nothing is compared, and it is the caller who must know that the banks are still
+        there, as large as the call assumes, and that they have every adapter that a token asks for.
     weights : torch.Tensor
-        ``(max_loras, num_experts, rows, columns)`` float16 or bfloat16, the last two dimensions contiguous.
+        ``(max_loras, num_experts, rows, columns)`` float16 or bfloat16, the last two dimensions contiguous; on the
+        device of the table. Banks of one table have one shape, stride and dtype: a call takes them together.
     num_experts : int
         Experts of the bank.
     slice_id : int
@@ -171,15 +207,26 @@ def fill_w_ptr(w_ptr: torch.Tensor, weights: torch.Tensor, num_experts: int, sli
         ``weights.stride(0)``: the ``lora_stride`` of calls that use the table.
     """
     _check_bank("fill_w_ptr", weights, num_experts)
+    if slice_id < 0:
+        raise ArgumentError(f"fill_w_ptr: slice_id must be at least 0, got {slice_id}")
     if w_ptr.dtype != torch.int64 or w_ptr.dim() != 2 or w_ptr.shape[1] != num_experts or slice_id >= w_ptr.shape[0]:
         raise ArgumentError(
             f"fill_w_ptr: w_ptr must be (more than {slice_id}, {num_experts}) int64, got {tuple(w_ptr.shape)} "
             f"{w_ptr.dtype}"
         )
+    if w_ptr.device != weights.device or weights.device.type == "meta":
+        raise ArgumentError(
+            f"fill_w_ptr: weights must have memory on the device of w_ptr, {w_ptr.device}, got {weights.device}"
+        )
+    if weights.shape[0] >= 1 << 22 or max(weights.shape[2:]) >= 1 << 20:
+        raise ArgumentError(
+            f"fill_w_ptr: weights must have fewer than 2^22 adapters of less than 2^20 rows and columns, got "
+            f"{tuple(weights.shape)}"
+        )
     _write_addresses(w_ptr[slice_id], weights)
     table: Any = w_ptr
     table.lora_dtype = weights.dtype  # what an address does not tell
-    table.banks = {**getattr(table, "banks", {}), slice_id: weights}
+    table.banks = Banks({**(getattr(table, "banks", None) or {}), slice_id: weights})
     return weights.stride(0)
 
 
@@ -224,7 +271,8 @@ def bgmv_moe_shrink(
     sorted_token_ids, expert_ids : torch.Tensor
         ``(pairs,)`` int64: token and expert of each pair, in any order. Numbers out of range: the pair is skipped.
     lora_indices : torch.Tensor
-        ``(num_tokens,)`` int64: adapter of each token; negative: none.
+        ``(num_tokens,)`` int64: adapter of each token; negative: none. One that the banks do not have is an error on
+        the CPU, and none on CUDA, where an error would have to wait for the number.
     lora_stride : int
         Elements between adapters of the bank.
     per_pair_input : bool
@@ -243,7 +291,10 @@ def bgmv_moe_shrink(
     >>> y[0, :, 0]
     tensor([64.,  0.,  0.])
     """
-    _shrink(y, x, w_ptr, sorted_token_ids, expert_ids, lora_indices, lora_stride, per_pair_input)
+    noted = _NOT_NOTED
+    if banks := getattr(w_ptr, "banks", None):
+        noted = banks.noted if banks.stride == lora_stride else _noted_of("bgmv_moe_shrink", banks, lora_stride)
+    _shrink(y, x, w_ptr, sorted_token_ids, expert_ids, lora_indices, lora_stride, noted, per_pair_input)
 
 
 @flashinfer_api(trace=bgmv_moe_expand_trace)
@@ -308,15 +359,19 @@ def bgmv_moe_expand(
             f"bgmv_moe_expand: x must be float16 or bfloat16, which is then the dtype of the bank, unless fill_w_ptr "
             f"filled w_ptr, got {x.dtype}"
         )
-    if len(output_slices) != w_ptr.shape[0] or any(size != output_slices[0] for size in output_slices):
+    slices = len(output_slices)
+    if slices != w_ptr.shape[0] or (slices > 1 and any(size != output_slices[0] for size in output_slices)):
         raise ArgumentError(
             f"bgmv_moe_expand: output_slices must be {w_ptr.shape[0]} equal numbers, got {list(output_slices)}"
         )
     order, offsets = _order_of_many(sorted_token_ids, lora_indices.shape[0]) if finalize else (None, None)
     weights = topk_weights if finalize else None
+    noted = _NOT_NOTED
+    if banks := getattr(w_ptr, "banks", None):
+        noted = banks.noted if banks.stride == lora_stride else _noted_of("bgmv_moe_expand", banks, lora_stride)
     _expand(
         *(y, x, w_ptr, sorted_token_ids, expert_ids, lora_indices, weights, slice_start_loc, order, offsets),
-        *(int(output_slices[0]), lora_stride, dtype is torch.bfloat16, finalize),
+        *(int(output_slices[0]) if slices else 0, lora_stride, noted, dtype is torch.bfloat16, finalize),
     )
 
 
@@ -390,20 +445,27 @@ def bgmv_moe(
         _check_bank("bgmv_moe", b, num_experts)
         low, size = new_empty(x, torch.float32, 1, pairs, shape_a[2]), shape_b[2]
         zeros = width - columns if start + size == columns else 0  # the last slice, or one before slices of no columns
-        _apply(out, low, x, a, b, *of_pairs, a.stride(0), b.stride(0), start, size, zeros, True, 1.0)
+        _apply(out, low, x, a, b, *of_pairs, a.stride(0), b.stride(0), _NOT_NOTED, _NOT_NOTED, start, zeros, 1.0)
         start += size
     return out
 
 
-def _slices(op: str, name: str, w_ptr: torch.Tensor, allowed: Sequence[int]) -> int:
+def _slices(op: str, name: str, w_ptr: torch.Tensor, most: int) -> int:
     """Return the slices of a table, which may have one dimension if there is one."""
-    slices = 1 if w_ptr.dim() == 1 else w_ptr.shape[0] if w_ptr.dim() == 2 else 0
-    if slices not in allowed:
+    shape = w_ptr.shape
+    slices = 1 if len(shape) == 1 else shape[0] if len(shape) == 2 else 0
+    if not 0 < slices <= most:
         raise ArgumentError(
-            f"{op}: {name} must be (num_experts,) or (slices, num_experts) with {' or '.join(map(str, allowed))} "
-            f"slices, got {tuple(w_ptr.shape)}"
+            f"{op}: {name} must be (num_experts,) or (slices, num_experts) with {'1 or 2' if most > 1 else 1} slices, "
+            f"got {tuple(shape)}"
         )
     return slices
+
+
+def _check_sizes(op: str, **sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 0:
+            raise ArgumentError(f"{op}: {name} must be at least 0, got {size}")
 
 
 def _check_lora_dtype(op: str, lora_dtype: torch.dtype) -> None:
@@ -443,7 +505,8 @@ def bgmv_moe_gemm1_lora_delta(
     topk_ids : torch.Tensor
         ``(num_tokens, top_k)`` int32 or int64.
     lora_ids : torch.Tensor
-        ``(num_tokens,)`` int32 or int64: adapter of each token; negative: none.
+        ``(num_tokens,)`` int32 or int64: adapter of each token; negative: none. One that the banks do not have is an
+        error on the CPU, and none on CUDA, where an error would have to wait for the number.
     rank, intermediate_size : int
         Sizes of the matrices.
     lora_dtype, out_dtype : torch.dtype
@@ -473,16 +536,23 @@ def bgmv_moe_gemm1_lora_delta(
     """
     op = "bgmv_moe_gemm1_lora_delta"
     _check_lora_dtype(op, lora_dtype)
-    slices_a, slices_b = _slices(op, "w_ptr_a", w_ptr_a, (1, 2)), _slices(op, "w_ptr_b", w_ptr_b, (1, 2))
+    slices_a, slices_b = _slices(op, "w_ptr_a", w_ptr_a, 2), _slices(op, "w_ptr_b", w_ptr_b, 2)
     if slices_b < slices_a:
         raise ArgumentError(f"{op}: w_ptr_b must have the two slices of w_ptr_a, got {tuple(w_ptr_b.shape)}")
+    if rank < 0 or intermediate_size < 0:
+        _check_sizes(op, rank=rank, intermediate_size=intermediate_size)
+    noted_a = noted_b = _NOT_NOTED
+    if a := getattr(w_ptr_a, "banks", None):
+        noted_a = a.noted if a.stride == lora_stride_a else _noted_of(op, a, lora_stride_a, "lora_stride_a")
+    if b := getattr(w_ptr_b, "banks", None):
+        noted_b = b.noted if b.stride == lora_stride_b else _noted_of(op, b, lora_stride_b, "lora_stride_b")
     tokens, top_k = topk_ids.shape
     x = hidden_states if hidden_states.dtype is lora_dtype else hidden_states.to(lora_dtype)
     low = new_empty(x, torch.float32, slices_a, tokens * top_k, rank)
     out = new_empty(x, out_dtype, tokens, top_k, 2 * intermediate_size)
     _apply(
         *(out, low, x, w_ptr_a, w_ptr_b, None, _dense(topk_ids, _INDICES), _dense(lora_ids, _INDICES), None, None),
-        *(None, None, lora_stride_a, lora_stride_b, 0, 2 * intermediate_size // slices_b, 0, False, float(scale)),
+        *(None, None, lora_stride_a, lora_stride_b, noted_a, noted_b, 0, 0, float(scale)),
     )
     return out
 
@@ -521,7 +591,8 @@ def bgmv_moe_gemm2_lora_delta(
     topk_ids, topk_weights : torch.Tensor
         ``(num_tokens, top_k)``: int32 or int64 experts, and their weights.
     lora_ids : torch.Tensor
-        ``(num_tokens,)`` int32 or int64: adapter of each token; negative: none.
+        ``(num_tokens,)`` int32 or int64: adapter of each token; negative: none. One that the banks do not have is an
+        error on the CPU, and none on CUDA, where an error would have to wait for the number.
     rank, hidden_size : int
         Sizes of the matrices.
     lora_dtype, out_dtype : torch.dtype
@@ -549,8 +620,15 @@ def bgmv_moe_gemm2_lora_delta(
     """
     op = "bgmv_moe_gemm2_lora_delta"
     _check_lora_dtype(op, lora_dtype)
-    for name, w_ptr in (("w_ptr_a", w_ptr_a), ("w_ptr_b", w_ptr_b)):
-        _slices(op, name, w_ptr, (1,))
+    _slices(op, "w_ptr_a", w_ptr_a, 1)
+    _slices(op, "w_ptr_b", w_ptr_b, 1)
+    if rank < 0 or hidden_size < 0:
+        _check_sizes(op, rank=rank, hidden_size=hidden_size)
+    noted_a = noted_b = _NOT_NOTED
+    if a := getattr(w_ptr_a, "banks", None):
+        noted_a = a.noted if a.stride == lora_stride_a else _noted_of(op, a, lora_stride_a, "lora_stride_a")
+    if b := getattr(w_ptr_b, "banks", None):
+        noted_b = b.noted if b.stride == lora_stride_b else _noted_of(op, b, lora_stride_b, "lora_stride_b")
     tokens, top_k = topk_ids.shape
     if expanded_idx_to_permuted_idx.numel() != tokens * top_k:
         raise ArgumentError(
@@ -564,6 +642,6 @@ def bgmv_moe_gemm2_lora_delta(
     out = new_empty(x, out_dtype, tokens, hidden_size)
     _apply(
         *(out, low, x, w_ptr_a, w_ptr_b, None, _dense(topk_ids, _INDICES), _dense(lora_ids, _INDICES), rows, weights),
-        *(None, None, lora_stride_a, lora_stride_b, 0, hidden_size, 0, True, float(scale)),
+        *(None, None, lora_stride_a, lora_stride_b, noted_a, noted_b, 0, 0, float(scale)),
     )
     return out

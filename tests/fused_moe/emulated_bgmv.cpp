@@ -33,6 +33,7 @@ struct Fields {
     by.expert_stride = Number(), by.lora_stride = Number();
     by.token_ids = Indices(), by.expert_ids = Indices(), by.lora_ids = Indices(), by.rows = Indices();
     by.pairs = Number(), by.tokens = Number(), by.experts = Number(), by.slices = Number(), by.top_k = Number();
+    by.loras = Number(), by.num_rows = Number();
     return by;
   }
 };
@@ -57,7 +58,7 @@ EMULATION_EXPORT int expand(const int64_t* numbers) {
   BgmvExpandParams p{};
   p.by = x.Pairs();
   p.y = x.Numbers();
-  p.y_stride = x.Number();
+  p.y_stride = p.y_columns = x.Number();
   p.x = x.Numbers();
   p.x_slice_stride = x.Number();
   p.weights = x.Address<const float>();

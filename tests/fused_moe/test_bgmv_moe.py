@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashinfer import fused_moe
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.fused_moe import (
     bgmv_moe,
     bgmv_moe_expand,
@@ -361,3 +363,175 @@ def test_errors_of_both_products(device):
     for text, change in gemm2.items():
         with pytest.raises(ValueError, match=text):
             bgmv_moe_gemm2_lora_delta(*(call | change).values())
+
+
+@pytest.mark.parametrize("adapter", [LORAS, LORAS + 1, 1 << 31, 1 << 62])
+@pytest.mark.parametrize("name", ["bgmv_moe", "shrink", "expand", "gemm1", "gemm2"])
+def test_adapters_that_the_banks_do_not_have(device, name, adapter):
+    """Check that nothing behind the banks is read: the CPU refuses the number, CUDA takes it for no adapter."""
+    inner, hidden, rank = 40, 48, 16
+    a, b = bank(rank, hidden, device, torch.bfloat16), bank(inner, rank, device, torch.bfloat16)
+    (w_a, stride_a), (w_b, stride_b) = table(device, a), table(device, b)
+    tokens, experts = torch.arange(4, device=device), torch.tensor([0, 1, 2, 3], device=device)
+    x, weights = torch.randn(4, hidden, device=device).bfloat16(), torch.rand(4, device=device)
+    low, zero = torch.randn(1, 4, rank, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    of_tables = (w_a, stride_a, w_b, stride_b, experts[:, None])
+
+    def call(adapters: torch.Tensor) -> torch.Tensor:
+        if name == "bgmv_moe":
+            return bgmv_moe(x, [a], [b], tokens, experts, adapters, weights, EXPERTS)
+        if name == "gemm1":
+            return bgmv_moe_gemm1_lora_delta(
+                x, *table(device, a, a), *table(device, b, b), experts[:, None], adapters, rank, inner
+            ).view(4, -1)
+        if name == "gemm2":
+            return bgmv_moe_gemm2_lora_delta(x, tokens, *of_tables, weights[:, None], adapters, rank, inner)
+        y = torch.zeros(1, 4, rank, device=device) if name == "shrink" else torch.zeros(4, inner, device=device)
+        if name == "shrink":
+            bgmv_moe_shrink(y, x, w_a, tokens, experts, adapters, stride_a)
+        else:
+            bgmv_moe_expand(y, low, w_b, tokens, experts, weights, adapters, zero, [inner], stride_b)
+        return y.view(4, -1)
+
+    adapters = torch.tensor([0, adapter, -1, LORAS - 1], device=device)
+    if device == "cpu":
+        text = r"must be less than 3 \(adapters of the banks\), got " + f"{adapter} for token 1"
+        with pytest.raises(ArgumentError, match=text):
+            call(adapters)
+    else:
+        assert torch.equal(call(adapters), call(torch.tensor([0, -1, -1, LORAS - 1], device=device)))
+    assert bool((call(torch.tensor([0, 1, -1, LORAS - 1], device=device))[[0, 1, 3]] != 0).any(1).all())
+
+
+def test_banks_with_other_numbers_of_adapters(device):
+    a, b = bank(16, 48, device, torch.bfloat16), bank(40, 16, device, torch.bfloat16)
+    by, x, weights = pairs_of(device), torch.randn(TOKENS, 48, device=device).bfloat16(), torch.rand(18, device=device)
+    text = r"bgmv_moe: lora_b_weights must have 3 adapters \(lora_a_weights\), got 2"
+    with pytest.raises(ArgumentError, match=text):
+        bgmv_moe(x, [a], [b[:2]], *by.values(), weights, EXPERTS)
+    none = torch.full_like(by["lora_indices"], -1)
+    assert bgmv_moe(x, [a[:0]], [b[:0]], *list(by.values())[:2], none, weights, EXPERTS).eq(0).all()
+    if device == "cpu":
+        with pytest.raises(ArgumentError, match="lora_indices must be less than 0"):
+            bgmv_moe(x, [a[:0]], [b[:0]], *list(by.values())[:2], none + 1, weights, EXPERTS)
+    else:
+        assert bgmv_moe(x, [a[:0]], [b[:0]], *list(by.values())[:2], none + 1, weights, EXPERTS).eq(0).all()
+
+
+def _gemm2_delta(device, dtype=torch.bfloat16, experts=(EXPERTS, EXPERTS), rank=8, width=32, hidden=64, stride=None):
+    a = torch.ones(LORAS, experts[0], 8, 32, dtype=dtype, device=device)
+    b = torch.ones(LORAS, experts[1], 64, 8, dtype=dtype, device=device)
+    tables = [torch.zeros(1, n, dtype=torch.int64, device=device) for n in experts]
+    strides = [fill_w_ptr(t, w, w.shape[1], 0) for t, w in zip(tables, (a, b), strict=True)]
+    ids, rows = torch.tensor([[0, 3], [1, 2]], device=device), torch.arange(4, device=device)
+    return bgmv_moe_gemm2_lora_delta(
+        *(torch.ones(4, width, dtype=torch.bfloat16, device=device), rows),
+        *(tables[0], strides[0] if stride is None else stride, tables[1], strides[1]),
+        *(ids, torch.full((2, 2), 0.5, device=device), torch.zeros(2, dtype=torch.int64, device=device)),
+        rank=rank,
+        hidden_size=hidden,
+    )
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (
+            {"dtype": torch.float16},
+            r"w_ptr_a must have the addresses of matrices \(8, 32\) in bfloat16, got .* float16",
+        ),
+        ({"experts": (2, 4)}, r"w_ptr_b must have 2 experts \(w_ptr_a\), got 4"),
+        (
+            {"rank": 16},
+            r"w_ptr_a must have the addresses of matrices \(16, 32\) in bfloat16, got \(8, 32\) in bfloat16",
+        ),
+        ({"width": 65}, r"w_ptr_a must have the addresses of matrices \(8, 65\) .*, got \(8, 32\)"),
+        ({"hidden": 63}, r"w_ptr_b must have the addresses of matrices \(63, 8\) .*, got \(64, 8\)"),
+        ({"stride": 8 * 32}, "lora_stride_a must be 1280, which fill_w_ptr returned, got 256"),
+        ({"rank": -1}, "rank must be at least 0, got -1"),
+        ({"hidden": -1}, "hidden_size must be at least 0, got -1"),
+    ],
+)
+def test_tables_of_other_banks(device, change, text):
+    """Check the banks that a table remembers, wherever a call would read them as something else."""
+    assert _gemm2_delta(device)[:, 0].tolist() == [256.0, 256.0]
+    with pytest.raises(ArgumentError, match=f"bgmv_moe_gemm2_lora_delta: {text}"):
+        _gemm2_delta(device, **change)
+
+
+def test_tables_of_other_banks_in_single_products(device):
+    w_ptr, stride = table(device, bank(16, 32, device, torch.bfloat16), bank(16, 32, device, torch.bfloat16))
+    by, x = pairs_of(device), torch.randn(TOKENS, 32, device=device).bfloat16()
+    y = torch.zeros(2, 18, 16, device=device)
+    wrong = [
+        (torch.zeros(2, 18, 8, device=device), x, stride, r"w_ptr must have the addresses of matrices \(8, 32\)"),
+        (y, x[:, :31].contiguous(), stride, r"w_ptr must have .* \(16, 31\) in bfloat16, got \(16, 32\) in bfloat16"),
+        (y, x.half(), stride, r"w_ptr must have .* in float16, got \(16, 32\) in bfloat16"),
+        (y, x, stride + 1, "lora_stride must be 2560, which fill_w_ptr returned, got 2561"),
+    ]
+    for y_bad, x_bad, stride_bad, text in wrong:
+        with pytest.raises(ArgumentError, match=f"bgmv_moe_shrink: {text}"):
+            bgmv_moe_shrink(y_bad, x_bad, w_ptr, **by, lora_stride=stride_bad)
+    weights, starts = torch.rand(18, device=device), torch.tensor([0, 16], device=device)
+    out, tail = torch.zeros(TOKENS, 64, device=device), (by["lora_indices"], starts)
+    head = (w_ptr, by["sorted_token_ids"], by["expert_ids"], weights)
+    text = r"bgmv_moe_expand: w_ptr must have the addresses of matrices \(8, 32\) in bfloat16, got \(16, 32\)"
+    with pytest.raises(ArgumentError, match=text):
+        bgmv_moe_expand(out, torch.zeros(2, 18, 32, device=device), *head, *tail, [8, 8], stride)
+    bgmv_moe_shrink(y, x, w_ptr.clone(), **by, lora_stride=stride)  # a copy remembers nothing
+    fill_w_ptr(w_ptr, bank(8, 32, device, torch.bfloat16), EXPERTS, 1)  # a table of which one row was filled anew
+    with pytest.raises(ArgumentError, match=r"w_ptr must .*, got banks that differ in shape, stride or"):
+        bgmv_moe_shrink(y, x, w_ptr, **by, lora_stride=stride)
+
+
+def test_matrices_that_only_the_second_table_has(device):
+    """Check a table without a matrix, whose product the second one would read: memory that nobody wrote."""
+    (w_a, stride_a), (w_b, stride_b) = (
+        table(device, bank(*size, device, torch.bfloat16)) for size in ((16, 32), (64, 16))
+    )
+    w_a[0, 2] = 0
+    junk = [torch.full((1, 6, 16), float("nan"), device=device) for _ in range(50)]
+    del junk  # so that freed memory is not zero
+    ids, loras = torch.tensor([[2, 1]] * 3, device=device), torch.tensor([1, 0, -1], device=device)
+    x, weights = torch.randn(6, 32, device=device).bfloat16(), torch.ones(3, 2, device=device)
+    rows = torch.arange(6, device=device)
+    call = (x, rows, w_a, stride_a, w_b, stride_b, ids, weights, loras, 16, 64)
+    out = bgmv_moe_gemm2_lora_delta(*call)
+    assert_close(out, templates.bgmv_moe_gemm2_lora_delta_trace.reference(*call))
+    assert bool((out[:2] != 0).any(1).all())
+
+
+def test_tokens_are_checked_in_all_slices():
+    """Check a table whose first row has no matrices: the number of a token is out of range all the same."""
+    w_ptr, stride = table("cpu", *(bank(16, 32, "cpu", torch.bfloat16) for _ in range(2)))
+    w_ptr[0] = 0
+    ids = torch.tensor([5])
+    x, y = torch.ones(3, 32, dtype=torch.bfloat16), torch.zeros(2, 1, 16)
+    with pytest.raises(ArgumentError, match=r"rows must be less than 3 \(x.shape\[0\]\), got 5 for pair 0"):
+        bgmv_moe_shrink(y, x, w_ptr, ids, ids - 4, torch.zeros(6, dtype=torch.int64), stride)
+
+
+@pytest.mark.parametrize(
+    "slice_id, weights, text",
+    [
+        (-1, torch.zeros(1, EXPERTS, 8, 32).half(), "slice_id must be at least 0, got -1"),
+        (0, torch.zeros(1, EXPERTS, 8, 32, device="meta").half(), "weights must have memory .* cpu, got meta"),
+    ],
+)
+def test_banks_without_a_row_or_memory(slice_id, weights, text):
+    w_ptr = torch.zeros(2, EXPERTS, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match=f"fill_w_ptr: {text}"):
+        fill_w_ptr(w_ptr, weights, EXPERTS, slice_id)
+    assert not hasattr(w_ptr, "banks") and not w_ptr.any()
+
+
+def test_saved_tables_have_no_banks(device, tmp_path):
+    """Check that files and deep copies have the addresses only, and are tables nobody knows the banks of."""
+    w_ptr, stride = table(device, bank(64, 128, device, torch.bfloat16))
+    torch.save(w_ptr, tmp_path / "table")
+    assert (tmp_path / "table").stat().st_size < 4096
+    for copied in (torch.load(tmp_path / "table", weights_only=True), copy.deepcopy(w_ptr)):
+        assert not copied.banks and torch.equal(copied, w_ptr)
+        y, by = torch.zeros(1, 18, 64, device=device), pairs_of(device)
+        bgmv_moe_shrink(y, torch.ones(TOKENS, 128, device=device).bfloat16(), copied, **by, lora_stride=stride)
+        assert bool(y.any())

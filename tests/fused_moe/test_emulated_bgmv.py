@@ -24,6 +24,7 @@ from flashinfer.fused_moe.bgmv_moe import _pairs_by_token  # type: ignore[attr-d
 from flashinfer.testing import assert_close
 
 from ..emulation.build import Library, compile_emulated
+from ..guard_pages import guarded, written_outside
 from .adapters import EXPERTS, LORAS, TOKENS, bank, pairs_of, table
 
 # rank and features: vectors; more than a step of either kernel; neither in vectors
@@ -48,6 +49,8 @@ class Pairs:
         loras: torch.Tensor,
         tokens: Optional[torch.Tensor] = None,
         rows: Optional[torch.Tensor] = None,
+        adapters: int = LORAS,
+        num_rows: int = 1 << 40,
     ) -> None:
         table, in_bank = (w.view(-1, w.shape[-1]), None) if w.dim() < 4 else (None, w)
         self.slices = 1 if table is None else table.shape[0]
@@ -57,7 +60,7 @@ class Pairs:
         ]
         numbers = [self.pairs, self.tokens, w.shape[1] if table is None else w.shape[-1], self.slices]
         matrices = [table, in_bank, in_bank is not None and w.stride(1), stride]
-        self.fields = [*matrices, *lists, *numbers, experts.shape[-1]]
+        self.fields = [*matrices, *lists, *numbers, experts.shape[-1], adapters, num_rows]
 
 
 def call(library: Library, name: str, by: Pairs, *fields: Any) -> None:
@@ -251,6 +254,55 @@ def test_banks_of_two_slices_at_odd_addresses(library):
     expected = bgmv_moe(x, a, b, ids, experts, loras, weights, EXPERTS, output_dim=70)
     assert_close(out, expected)
     assert bool((out[:, 64:] == 0).all()) and bool((out[TOKENS - 1] == 0).all())
+
+
+@pytest.mark.parametrize("finalize", [False, True])
+def test_numbers_that_are_too_large_are_skipped(library, finalize):
+    """Check adapters and rows that do not exist, as the CPU refuses them: nothing behind the banks and x is read."""
+    rank, hidden = 16, 40
+    a, b = (guarded(bank(*size, "cpu", BF16)) for size in ((rank, hidden), (hidden, rank)))
+    ids = torch.randint(0, EXPERTS, (TOKENS, 2))
+    loras = torch.tensor([0, LORAS, LORAS + 1, 1 << 31, 1 << 62, 2, 1])
+    rows = torch.randperm(2 * TOKENS)
+    rows[0], rows[11] = 2 * TOKENS, 1 << 40
+    x, weights = guarded(torch.randn(2 * TOKENS, hidden).bfloat16()), torch.rand(TOKENS, 2)
+    low, out = nan(1, 14, rank), nan(TOKENS if finalize else 14, hidden)
+    shrink(library, Pairs(a, a.stride(0), ids, loras, rows=rows, num_rows=2 * TOKENS), low, x, overwrites=True)
+    by = Pairs(b, b.stride(0), ids, loras, rows=rows, num_rows=2 * TOKENS)
+    expand(library, by, out, low, hidden, weights=weights, finalize=finalize, overwrites=True)
+    expected = torch.zeros(14, hidden)
+    for pair in (1, 10, 12, 13):
+        lora, expert = loras[pair // 2], ids.view(-1)[pair]
+        expected[pair] = b[lora, expert].float() @ (a[lora, expert].float() @ x[rows[pair]].float())
+    if finalize:
+        expected = (expected * weights.view(-1, 1)).view(TOKENS, 2, hidden).sum(1)
+    assert_close(out, expected)
+
+
+def test_matrices_that_only_the_second_table_has(library):
+    """Check that the second product reads zeros where the first has no matrix: what is between was not initialised."""
+    rank, hidden = 136, 64
+    (w_a, stride_a), (w_b, stride_b) = (
+        table("cpu", bank(rank, hidden, "cpu", BF16)),
+        table("cpu", bank(24, rank, "cpu", BF16)),
+    )
+    w_a[0, 2] = 0
+    ids, loras = torch.tensor([[2, 1]] * 3), torch.tensor([1, 0, -1])
+    x, low, out = torch.randn(3, hidden).bfloat16(), nan(1, 6, rank), nan(3, 24)
+    shrink(library, Pairs(w_a, stride_a, ids, loras), low, x, overwrites=True)
+    assert bool((low[0, [0, 2]] == 0).all()) and bool(low[0, 4:].isnan().all())
+    expand(library, Pairs(w_b, stride_b, ids, loras), out, low, 24, weights=torch.ones(6), overwrites=True)
+    assert not out.isnan().any() and bool((out[:2] != 0).any(1).all()) and bool((out[2] == 0).all())
+
+
+@pytest.mark.parametrize("finalize", [False, True])
+def test_columns_outside_of_y_are_not_written(library, finalize):
+    w_ptr, stride = table("cpu", *(bank(40, 8, "cpu", BF16) for _ in range(2)))
+    by, x, weights = pairs_of("cpu"), torch.randn(2, 18, 8), torch.rand(18)
+    y = guarded(torch.zeros(TOKENS if finalize else 18, 90))
+    starts = torch.tensor([1 << 40, -20])
+    expand(library, published(w_ptr, stride, by), y, x, 40, weights=weights, starts=starts, finalize=finalize)
+    assert bool((y[:, :20] != 0).any()) and bool((y[:, 20:] == 0).all()) and not written_outside(y)
 
 
 def test_no_pairs(library):

@@ -46,8 +46,10 @@ def matrix_of_pair(
     columns: int,
     dtype: torch.dtype,
 ) -> Optional[torch.Tensor]:
-    """Matrix of a pair in one slice's row of a table; None if the pair is skipped."""
+    """Matrix of a pair in one slice's row of a table, which must have it; None if the pair is skipped."""
     if not (0 <= token < lora_indices.shape[0] and 0 <= expert < w_ptr.shape[0]) or lora_indices[token] < 0:
+        return None
+    if w_ptr[expert] == 0:
         return None
     address = int(w_ptr[expert]) + int(lora_indices[token]) * lora_stride * 2
     return matrix_at(address, rows, columns, dtype, w_ptr.device)
@@ -123,7 +125,9 @@ def _bgmv_moe_reference(
     columns = sum(b.shape[2] for _, b in slices)
     out = torch.zeros(x.shape[0], columns if output_dim is None else output_dim, device=x.device)
     for pair, (token, expert) in enumerate(zip(sorted_token_ids.tolist(), expert_ids.tolist(), strict=True)):
-        if not (0 <= token < x.shape[0] and 0 <= expert < lora_a.shape[1]) or lora_indices[token] < 0:
+        if not (0 <= token < x.shape[0] and 0 <= expert < lora_a.shape[1]):
+            continue
+        if not 0 <= lora_indices[token] < lora_a.shape[0]:
             continue
         start, lora = 0, int(lora_indices[token])
         for a, b in slices:
@@ -200,7 +204,7 @@ def table_of_banks(banks: list[torch.Tensor]) -> torch.Tensor:
     experts = banks[0].shape[1]
     rows = [[bank.data_ptr() + e * bank.stride(1) * bank.element_size() for e in range(experts)] for bank in banks]
     table: Any = torch.tensor(rows, dtype=torch.int64, device=banks[0].device)
-    table.banks, table.lora_dtype = banks, banks[0].dtype
+    table.kept_alive, table.lora_dtype = banks, banks[0].dtype
     return table
 
 

@@ -89,14 +89,16 @@ __global__ void __launch_bounds__(THREADS) BgmvShrinkKernel(const __grid_constan
   ptx::LaunchDependentsOfFew();
   const int64_t pair = blockIdx.x, row = p.Row(pair);
   const W* matrix = p.by.template Matrix<W>(blockIdx.z, pair);
-  if (matrix == nullptr || row < 0) return;
+  const bool is_skipped = matrix == nullptr || row < 0;
+  if (is_skipped && !(p.overwrites && p.by.IsPair(pair))) return;
   const int64_t first = (int64_t(blockIdx.y) * (blockDim.x / 32) + threadIdx.x / 32) * ROWS;
   if (first >= p.rank) return;
   const int rows = int(min(int64_t(ROWS), p.rank - first));
   const W* const x = static_cast<const W*>(p.x) + row * p.x_stride;
   matrix += first * p.columns;
   float sums[ROWS] = {};
-  if (p.columns % VEC == 0 && IsVector(x) && IsVector(matrix)) {
+  if (is_skipped) {  // zeros, which the second product may read
+  } else if (p.columns % VEC == 0 && IsVector(x) && IsVector(matrix)) {
     AddRows<W, VEC, ROWS, STEPS>(x, matrix, p.columns, rows, sums);
   } else {
     AddRows<W, 1, ROWS, STEPS>(x, matrix, p.columns, rows, sums);
@@ -186,7 +188,8 @@ __device__ __forceinline__ void Multiply(const BgmvExpandParams& p, const W* con
 __device__ __forceinline__ void Store(const BgmvExpandParams& p, int64_t row, int64_t slice, int64_t column,
                                       bool is_served, float sum) {
   if (column >= p.Width(slice) || (!is_served && !p.overwrites)) return;
-  const int64_t at = row * p.y_stride + p.ColumnOf(slice, column);
+  const int64_t to = p.ColumnOf(slice, column), at = row * p.y_stride + to;
+  if (to < 0 || to >= p.y_columns) return;  // `slice_starts` that nobody has looked at
   const float scaled = is_served && column < p.columns ? p.scale * sum : 0.f;
   SetNumber(p.y, at, p.finalize && !p.overwrites ? fmaf(p.scale, sum, NumberAt(p.y, at)) : scaled);
 }
@@ -233,7 +236,7 @@ struct Candidates {
 };
 
 __device__ __forceinline__ Candidates CandidatesOf(const BgmvExpandParams& p, int64_t token) {
-  const int64_t lora = p.by.lora_ids[token];
+  const int64_t number = p.by.lora_ids[token], lora = p.by.IsLora(number) ? number : -1;
   if (p.order != nullptr) return {p.offsets[token], p.offsets[token + 1], lora, false};
   if (!p.by.token_ids.exists()) return {token * p.by.top_k, (token + 1) * p.by.top_k, lora, false};
   return {0, p.by.pairs, lora, true};

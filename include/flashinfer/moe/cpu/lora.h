@@ -83,7 +83,11 @@ Status BgmvMoeShrink(const BgmvShrinkParams& p, Stream) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t pair = i % p.by.pairs, row = p.Row(pair);
       const W* const matrix = p.by.Matrix<W>(i / p.by.pairs, pair);
-      if (matrix == nullptr || row < 0) continue;
+      if (matrix == nullptr || row < 0) {
+        const bool is_read = p.overwrites && p.by.IsPair(pair);
+        for (int64_t r = 0; is_read && r < p.rank; ++r) SetNumber(p.y, i * p.rank + r, 0.f);
+        continue;
+      }
       const W* const x = static_cast<const W*>(p.x) + row * p.x_stride;
       for (int64_t r = 0; r < p.rank; ++r) {
         const int64_t at = i * p.rank + r;
