@@ -49,7 +49,8 @@ void moe_route(TensorView weights, TensorView experts, Optional<TensorView> repl
   Expect(op, of_weights, weights).dtype({dl_float32, dl_float16, dl_bfloat16});
   CheckRange(op, "number of experts", num_experts, 1, MOE_ROUTE_MAX_EXPERTS);
   const int64_t most = std::min<int64_t>(MOE_ROUTE_MAX_TOP_K, num_experts);
-  CheckRange(op, is_deepseek ? "topk" : "top_k", experts.size(1), 1, most);
+  const char* of_k = is_deepseek ? "topk" : "top_k";
+  CheckRange(op, of_k, experts.size(1), 1, most);
   CheckRange(op, "n_group", groups, 1, std::min<int64_t>(MOE_ROUTE_MAX_GROUPS, num_experts));
   CheckRange(op, "topk_group", top_groups, 1, groups);
   CheckRange(op, "score", score, 0, 2);
@@ -58,6 +59,12 @@ void moe_route(TensorView weights, TensorView experts, Optional<TensorView> repl
   if (num_experts % groups != 0) {
     FLASHINFER_THROW(ArgumentError) << op << ": n_group must divide the number of experts, " << num_experts << ", got "
                                     << groups;
+  }
+  const int64_t choice = top_groups * (num_experts / groups);
+  if (experts.size(1) > choice) {
+    FLASHINFER_THROW(ArgumentError) << op << ": " << of_k
+                                    << " must be at most topk_group * (experts / n_group) = " << choice << ", got "
+                                    << experts.size(1);
   }
   MoeRouteParams p{};
   p.logits = Numbers(logits);

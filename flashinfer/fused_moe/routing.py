@@ -211,7 +211,7 @@ def route_tokens(
     bias : Optional[torch.Tensor]
         ``(num_experts,)``, added to the score for the comparison: ``DeepSeekV3`` and ``MiniMax2`` only.
     n_group, topk_group : int
-        Groups and groups to choose from: ``DeepSeekV3`` only.
+        Groups and groups to choose from: ``DeepSeekV3`` only. The chosen groups must have ``top_k`` experts.
     routed_scaling_factor : float
         Factor of the weights: ``DeepSeekV3`` and ``MiniMax2`` only.
     enable_pdl : Optional[bool]
@@ -231,6 +231,8 @@ def route_tokens(
     if method not in _METHODS:
         raise ArgumentError(f"route_tokens: method must be a RoutingMethodType with a rule, got {method!r}")
     method = RoutingMethodType(method)
+    if top_k < 1:
+        raise ArgumentError(f"route_tokens: top_k must be at least 1, got {top_k}")
     if method == RoutingMethodType.Llama4 and top_k != 1:
         raise ArgumentError(f"route_tokens: top_k must be 1 for Llama4, got {top_k}")
     if method not in _WITH_BIAS and (bias is not None or routed_scaling_factor != 1.0):

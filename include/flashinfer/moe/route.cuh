@@ -51,11 +51,16 @@ __global__ void __launch_bounds__(ROUTE_WARPS * 32) HashTopKKernel(const __grid_
   int expert = p.num_experts;
   float weight = 0.f;
   if (lane < p.top_k) {
-    expert = p.table[p.input_ids[token] * p.top_k + lane];
-    const float x = p.logits[token * p.num_experts + expert];
-    weight = sqrtf(fmaxf(x, 0.f) + log1pf(expf(-fabsf(x))));
+    const int64_t id = p.input_ids[token];
+    expert = id >= 0 && id < p.vocabulary ? p.table[id * p.top_k + lane] : -1;
+    if (expert < 0 || expert >= p.num_experts) expert = -1;
+    if (expert >= 0) {
+      const float x = p.logits[token * p.num_experts + expert];
+      weight = sqrtf(fmaxf(x, 0.f) + log1pf(expf(-fabsf(x))));
+    }
   }
-  weight /= WarpSum(weight);
+  const float sum = WarpSum(weight);
+  weight = expert < 0 ? 0.f : weight / sum;
   if (lane >= slots) return;
   p.weights[token * slots + lane] = lane < p.top_k ? weight : 1.f / p.factor;
   p.experts[token * slots + lane] = expert;

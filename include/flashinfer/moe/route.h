@@ -41,7 +41,7 @@ struct MoeRouteParams {
   int16_t* replay;     ///< (tokens, top_k) the same experts; or null
   int64_t tokens;
   int32_t num_experts;  ///< 1 to MOE_ROUTE_MAX_EXPERTS
-  int32_t top_k;        ///< 1 to MOE_ROUTE_MAX_TOP_K, at most num_experts
+  int32_t top_k;        ///< 1 to MOE_ROUTE_MAX_TOP_K, at most the experts of top_groups groups
   int32_t groups;       ///< groups of neighbouring experts, 1 to MOE_ROUTE_MAX_GROUPS; divides num_experts
   int32_t top_groups;   ///< groups that experts are chosen from: those whose two best experts have the largest sum
   MoeScore score;
@@ -61,8 +61,8 @@ Status MoeRoute(const MoeRouteParams& params, Stream stream);
 
 struct HashTopKParams {
   const float* logits;       ///< (tokens, num_experts)
-  const int64_t* input_ids;  ///< (tokens,) numbers in the vocabulary
-  const int32_t* table;      ///< (vocabulary, top_k) experts
+  const int64_t* input_ids;  ///< (tokens,) numbers in the vocabulary. CUDA: one that is not gets experts -1, weight 0
+  const int32_t* table;      ///< (vocabulary, top_k) experts. CUDA: a number that is none gets expert -1 and weight 0
   float* weights;            ///< (tokens, top_k + shared): sqrt(softplus(logit)) / sum over top_k; shared: 1 / factor
   int32_t* experts;          ///< (tokens, top_k + shared): from the table; shared: num_experts
   int64_t tokens, vocabulary;
