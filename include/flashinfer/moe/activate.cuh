@@ -24,13 +24,16 @@ __device__ __forceinline__ ActivationConstants ConstantsOf(const ActivationParam
   return {constant(p.alpha, 1.f), constant(p.beta, 0.f), constant(p.limit, is_step ? 7.f : __int_as_float(0x7F800000))};
 }
 
+// By a comparison, because fmaxf turns NaN into zero, where the CPU and torch keep it.
+__device__ __forceinline__ float Relu(float x) { return x < 0.f ? 0.f : x; }
+
 __device__ __forceinline__ float ActivateValue(ActivationType type, const ActivationConstants& c, float g, float u) {
   using activation::Activate;
   switch (type) {
     case ActivationType::kGelu:
       return Activate<Activation::kGelu>(g);
     case ActivationType::kRelu:
-      return fmaxf(g, 0.f);
+      return Relu(g);
     case ActivationType::kSilu:
       return Activate<Activation::kSilu>(g);
     case ActivationType::kSwiglu:
@@ -40,7 +43,7 @@ __device__ __forceinline__ float ActivateValue(ActivationType type, const Activa
     case ActivationType::kGegluTanh:
       return Activate<Activation::kGeluTanh>(g) * u;
     case ActivationType::kRelu2:
-      return fmaxf(g, 0.f) * fmaxf(g, 0.f);
+      return Relu(g) * Relu(g);
     case ActivationType::kSwigluBias:
       return Swiglu(g, u, c.a, c.b, c.limit);
     case ActivationType::kSwigluStep:

@@ -112,7 +112,10 @@ inline void ActivateRow(const ActivationParams& p, int32_t expert, int64_t n, fl
     case ActivationType::kGegluTanh:
       return apply([](const Vec& g, const Vec& u) { return cpu::Activate<Activation::kGeluTanh>(g) * u; });
     case ActivationType::kRelu2:
-      return apply([](const Vec& g, const Vec&) { return (g < 0.f ? Vec{} : g) * g; });
+      return apply([](const Vec& g, const Vec&) {
+        const Vec positive = g < 0.f ? Vec{} : g;  // squared, not times g: that is NaN where g is -inf
+        return positive * positive;
+      });
     case ActivationType::kIdentity:
       return;
     case ActivationType::kSwigluBias: {
