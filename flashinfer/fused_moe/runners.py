@@ -98,7 +98,11 @@ class _CutlassRunner(MoERunner):
         self._inner = cutlass_fused_moe
 
     def _ensure_workspace(self, num_tokens: int, hidden_size: int) -> torch.Tensor:
-        """Return the workspace of the next power of two of tokens. It is never freed, so captured graphs stay valid."""
+        """Return a buffer for calls of up to the next power of two of tokens; it is never freed.
+
+        For a caller that orders its calls: :meth:`forward` takes memory of its own stream, because calls of several
+        threads or streams would write to one buffer at the same time.
+        """
         capacity = next_positive_power_of_2(max(num_tokens, 1))
         if (capacity, hidden_size) not in self._workspace_cache:
             size = cutlass_fused_moe_workspace_size(
@@ -189,7 +193,6 @@ class _CutlassRunner(MoERunner):
             tune_max_num_tokens=config.execution.tune_max_num_tokens,
             enable_pdl=config.execution.enable_pdl,
             use_fused_finalize=config.finalize.use_fused_finalize,
-            workspace_buffer=self._ensure_workspace(x.shape[0], x.shape[1]) if x.shape[0] else None,
             **self.flags,
         )[0]
         return out

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any
 
 import pytest
@@ -128,11 +129,50 @@ def test_ways_of_giving_experts(device):
 def test_workspaces_are_kept_for_powers_of_two(device):
     weights, *_ = bf16_weights(device)
     made = MoELayer(config(), device)
-    for tokens in (5, 8, 6, 3):
-        made(pack_of(device, tokens), weights)
     runner = made.runners[0]
+    for tokens in (5, 8, 6, 3):
+        before = len(runner._workspace_cache)
+        made(pack_of(device, tokens), weights)
+        assert len(runner._workspace_cache) == before  # a call takes no memory that another call may have
+        runner._ensure_workspace(tokens, HIDDEN)
     assert sorted(capacity for capacity, _ in runner._workspace_cache) == [4, 8]
     assert runner._ensure_workspace(7, HIDDEN) is runner._ensure_workspace(8, HIDDEN)
+
+
+def test_threads_share_a_layer():
+    """Check that calls of two threads do not write to one buffer: most results were wrong."""
+    weights, *_ = bf16_weights("cpu")
+    made, packs = MoELayer(config(), "cpu"), [pack_of("cpu", 16) for _ in range(2)]
+    wanted = [made(pack, weights).clone() for pack in packs]
+    wrong = [0, 0]
+
+    def call(index: int) -> None:
+        for _ in range(300):
+            wrong[index] += not torch.equal(made(packs[index], weights), wanted[index])
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [0, 0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_streams_share_a_layer():
+    """Check two streams at once, as engines overlap two batches: each call has memory of its stream."""
+    weights, *_ = bf16_weights("cuda")
+    made, packs = MoELayer(config(), "cuda"), [pack_of("cuda", 600) for _ in range(2)]
+    wanted = [made(pack, weights).clone() for pack in packs]
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    results: list[tuple[int, torch.Tensor]] = []
+    for _ in range(20):
+        for index, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                results.append((index, made(packs[index], weights)))
+    torch.cuda.synchronize()
+    assert all(torch.equal(result, wanted[index]) for index, result in results)
 
 
 class _Fast(CutlassBf16Runner):
