@@ -15,6 +15,7 @@ import torch
 from .._runtime.allocation import new_empty
 from .._runtime.dispatch import NativeFunction
 from .._runtime.errors import ArgumentError
+from .._runtime.not_copied import NotCopied
 from .._runtime.shortcut import capability_of
 from .._runtime.torch_ops import called, register_custom_op
 from ..api_logging import flashinfer_api
@@ -82,6 +83,18 @@ def _writes(x: torch.Tensor) -> Optional[int]:
     return None if torch.compiler.is_compiling() or x.is_inference() else x._version
 
 
+def _is_counted(writes: tuple[Optional[int], ...]) -> bool:
+    """Tell whether a copy may be kept: not of an inference tensor, as nobody would know that it is old."""
+    return None not in writes or torch.compiler.is_compiling()
+
+
+class _Kept(NotCopied):
+    """Weights and scales with swapped halves, the scales they were made of, and how often both had been written."""
+
+    def __init__(self, made: tuple[torch.Tensor, torch.Tensor], scales: torch.Tensor, writes: tuple[Any, ...]) -> None:
+        self.made, self.scales, self.writes = made, scales, writes
+
+
 def _was_written(now: tuple[Optional[int], ...], then: tuple[Optional[int], ...]) -> bool:
     return any(count is not None and count != before for count, before in zip(now, then, strict=True))
 
@@ -93,36 +106,41 @@ def interleave_for_tma_wgmma_up(w_fp8: torch.Tensor) -> torch.Tensor:
     ----------
     w_fp8 : torch.Tensor
         ``(num_experts, 2 * intermediate_size, hidden_size)``, elements of one byte. The copy is kept on the tensor as
-        ``_tma_interleaved_up`` and returned again by later calls, until the tensor is written.
+        ``_tma_interleaved_up`` and returned again by later calls, until the tensor is written; a file of the tensor
+        has it too. Writes through ``.data`` and ``numpy()`` are not seen. No copy is kept of an inference tensor, whose
+        writes nobody counts.
     """
     _check_rows("interleave_for_tma_wgmma_up", w_fp8)
     tensor: Any = w_fp8
     writes = (_writes(w_fp8),)
     is_old = _was_written(writes, getattr(tensor, "_tma_interleaved_up_writes", writes))
-    if getattr(tensor, "_tma_interleaved_up", None) is None or is_old:
+    made: Optional[torch.Tensor] = getattr(tensor, "_tma_interleaved_up", None)
+    if made is None or is_old or not _is_counted(writes):
         rows = _interleaved_rows(w_fp8.shape[1]).to(w_fp8.device)
-        tensor._tma_interleaved_up = w_fp8.view(torch.uint8).index_select(1, rows).view(w_fp8.dtype)
-        tensor._tma_interleaved_up_writes = writes
-    made: torch.Tensor = tensor._tma_interleaved_up
+        made = w_fp8.view(torch.uint8).index_select(1, rows).view(w_fp8.dtype)
+        if _is_counted(writes):
+            tensor._tma_interleaved_up, tensor._tma_interleaved_up_writes = made, writes
     return made
 
 
 def _up_gate(weights: torch.Tensor, scales: torch.Tensor, is_interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights and scales with rows [up ; gate], which ``cutlass_fused_moe`` takes; kept on the tensors."""
-    tensor: Any = weights
     name = "_up_gate_of_interleaved" if is_interleaved else "_up_gate"
-    kept = getattr(tensor, name, None)
+    kept: Optional[_Kept] = getattr(weights, name, None)
     writes = (_writes(weights), _writes(scales))  # weights of a model in training are written where they are
-    if kept is None or kept[2] is not scales or _was_written(writes, kept[3]):
+    is_counted = _is_counted(writes)
+    if not kept or kept.scales is not scales or not is_counted or _was_written(writes, kept.writes):
         rows, half = torch.arange(weights.shape[1]), weights.shape[1] // 2
         if is_interleaved:
             rows = torch.argsort(_interleaved_rows(weights.shape[1]))
         order = torch.cat((rows[half:], rows[:half])).to(weights.device)
         swapped = weights.view(torch.uint8).index_select(1, order).view(weights.dtype)
         blocks = scales.shape[1] // 2
-        kept = (swapped, torch.cat((scales[:, blocks:], scales[:, :blocks]), dim=1), scales, writes)
-        setattr(tensor, name, kept)
-    return kept[0], kept[1]
+        made = (swapped, torch.cat((scales[:, blocks:], scales[:, :blocks]), dim=1))
+        kept = _Kept(made, scales, writes)
+        if is_counted:
+            setattr(weights, name, kept)
+    return kept.made
 
 
 @register_custom_op("flashinfer::mono_moe", mutates_args=("out", "scratchpad"))
@@ -230,9 +248,11 @@ def mono_moe(
     r"""Route few tokens and compute their experts: ``sum over the top_k experts of w * down(silu(gate x) * up x)``.
 
     The first call on a weight copies it with its halves swapped and keeps the copy on the tensor: the layer takes
-    [up ; gate]. A weight, or scales, that were written since are copied again; writes through ``.data``, and those
-    after the capture of a graph, are not seen. On CUDA the call needs SM90, where one token is one kernel.
-    Other calls are :func:`route_tokens` and :func:`cutlass_fused_moe`, with the same result.
+    [up ; gate]. A weight, or scales, that were written since are copied again. Writes through ``.data`` and
+    ``numpy()``, and those after the capture of a graph, are not seen: load new weights with ``parameter.copy_(loaded)``
+    under ``torch.no_grad()``, not with ``parameter.data.copy_(loaded)``. Weights and scales that were made in inference
+    mode count no writes, so that each call copies them: make them outside of it. On CUDA the call needs SM90, where one
+    token is one kernel. Other calls are :func:`route_tokens` and :func:`cutlass_fused_moe`, with the same result.
 
     Parameters
     ----------

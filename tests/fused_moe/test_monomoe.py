@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -138,6 +139,32 @@ def test_weights_made_in_inference_mode(call):
     with torch.inference_mode():
         made = {name: call[name].clone() for name in ("expert_weights_up", "expert_scales_up")}
         assert all(torch.equal(mono_moe(**{**call, **made}), expected) for _ in range(2))
+
+
+@pytest.mark.parametrize("is_raw", [True, False], ids=["raw", "interleaved"])
+@pytest.mark.parametrize("name", ["expert_weights_up", "expert_scales_up"])
+def test_weights_that_are_written_in_inference_mode(call, name, is_raw):
+    """Check that no copy is kept of what nobody counts the writes of."""
+    with torch.inference_mode():
+        up, scales = call["expert_weights_up"].clone(), call["expert_scales_up"].clone()
+        call |= {"expert_weights_up": up if is_raw else interleave_for_tma_wgmma_up(up), "expert_scales_up": scales}
+        old, copied = mono_moe(**call, interleave_up=is_raw), interleave_for_tma_wgmma_up(up)
+        written = call[name]
+        written.copy_(written.float().flip(1).to(written.dtype))
+        new = mono_moe(**call, interleave_up=is_raw)
+        fresh = {**call, "expert_weights_up": call["expert_weights_up"].clone()}
+        assert torch.equal(new, mono_moe(**fresh, interleave_up=is_raw)) and not torch.equal(new, old)
+        up.zero_()
+        assert not interleave_for_tma_wgmma_up(up).float().any() and copied.float().any()
+
+
+def test_saved_weights_have_no_copies(call, tmp_path):
+    up = call["expert_weights_up"].clone()
+    expected = mono_moe(**{**call, "expert_weights_up": up})
+    torch.save(up, tmp_path / "up")
+    assert (tmp_path / "up").stat().st_size < up.numel() * 1.1 + 4096
+    for copied in (torch.load(tmp_path / "up", weights_only=True), copy.deepcopy(up)):
+        assert torch.equal(mono_moe(**{**call, "expert_weights_up": copied}), expected)
 
 
 @pytest.mark.parametrize(
