@@ -35,13 +35,14 @@ MoePermuteParams Permutation(const char* op, const TensorView& output, const Ten
   p.output_stride = output.stride(0);
   p.row_to_pair = row_to_pair.data_ptr<int32_t>();
   p.rows = row_to_pair.size(0);
+  p.tokens = input.size(0);
   p.top_k = int32_t(top_k);
   p.columns = input.size(1);
   p.enable_pdl = UsePdl(enable_pdl, input.device());
   return p;
 }
 
-#ifdef FLASHINFER_CPU  // a check on the GPU would have to synchronise
+#ifdef FLASHINFER_CPU  // on the GPU it would have to synchronise, and kernels leave such rows alone
 void CheckTokens(const char* op, const MoePermuteParams& p, int64_t tokens) {
   for (int64_t row = 0; row < p.rows; ++row) {
     if (p.row_to_pair[row] / p.top_k >= tokens) {
@@ -59,6 +60,7 @@ void Finalize(const TensorView& output, const TensorView& rows, const TensorView
               bool enable_pdl) {
   const MoeFinalizeParams<In, Out> p{rows.data_ptr<In>(),
                                      rows.stride(0),
+                                     rows.size(0),
                                      pair_to_row.data_ptr<int32_t>(),
                                      scales,
                                      output.data_ptr<Out>(),
@@ -155,7 +157,7 @@ void moe_finalize(TensorView output, TensorView rows, TensorView pair_to_row, Op
     Expect(op, "topk_scales", scales.value()).same_shape(pair_to_row, of_pairs);
     factors = scales.value().data_ptr<float>();
   }
-#ifdef FLASHINFER_CPU  // a check on the GPU would have to synchronise
+#ifdef FLASHINFER_CPU  // on the GPU it would have to synchronise, and kernels skip such slots
   for (int64_t i = 0; i < pair_to_row.numel(); ++i) {
     if (pair_to_row.data_ptr<int32_t>()[i] >= rows.size(0)) {
       FLASHINFER_THROW(ArgumentError) << op << ": " << of_pairs << " must be less than " << rows.size(0)

@@ -80,6 +80,8 @@ def moe_permute(
     >>> rows[:, 0].tolist()
     [0.0, 2.0, 2.0, 0.0]
     """
+    if max_num_permuted_tokens < 0:
+        raise ArgumentError(f"moe_permute: max_num_permuted_tokens must be at least 0, got {max_num_permuted_tokens}")
     if permuted_idx_to_expanded_idx.shape[0] < max_num_permuted_tokens:
         raise ArgumentError(
             f"moe_permute: permuted_idx_to_expanded_idx must have max_num_permuted_tokens = {max_num_permuted_tokens} "
@@ -130,7 +132,7 @@ def moe_unpermute(
     [6.0, 6.0]
     """
     rows = expanded_idx_to_permuted_idx
-    if rows.numel() != num_tokens * top_k:
+    if rows.numel() != num_tokens * top_k or top_k < 0:
         raise ArgumentError(
             f"moe_unpermute: expanded_idx_to_permuted_idx must be (num_tokens, top_k) = ({num_tokens}, {top_k}), got "
             f"{tuple(rows.shape)}"

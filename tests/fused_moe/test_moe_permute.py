@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.fused_moe import moe_permute, moe_unpermute
 from flashinfer.jit.fused_moe.routing import get_moe_permute_module
 from flashinfer.testing import assert_close
@@ -136,3 +137,26 @@ def test_errors(device):
             moe_permute(x[:3], out, None, rows, None, 8, 2, 1)
         with pytest.raises(ValueError, match=r"expanded_idx_to_permuted_idx must be less than 7 .*, got 7"):
             moe_unpermute(out[:7], x, rows, None, 4, 2)
+
+
+def test_numbers_of_rows_and_tokens_that_are_not_there(device):
+    """Check that nothing behind the rows is read: the CPU refuses the numbers, CUDA takes them for none."""
+    x, rows = torch.randn(3, 64, device=device), torch.full((5, 64), -1.0, device=device)
+    pairs = torch.tensor([1, 6, -1, 1 << 30, 4], dtype=torch.int32, device=device)
+    where, out = pairs[:4].view(2, 2).contiguous(), torch.empty(2, 64, device=device)
+    if device == "cpu":
+        with pytest.raises(ArgumentError, match=r"moe_permute: row_to_pair must be less than 6 .*, got 6 at row 1"):
+            moe_permute(x, rows, None, pairs, None, 5, 2, 4)
+        with pytest.raises(ArgumentError, match=r"moe_unpermute: expanded_idx_to_permuted_idx must be less than 3 "):
+            moe_unpermute(x, out, where, None, 2, 2)
+        return
+    moe_permute(x, rows, None, pairs, None, 5, 2, 4)
+    assert torch.equal(rows[[0, 4]], x[[0, 2]]) and bool((rows[1:4] == -1).all())
+    moe_unpermute(x, out, where, None, 2, 2)
+    assert torch.equal(out, torch.stack((x[1], torch.zeros_like(x[1]))))
+
+
+def test_a_negative_number_of_rows_to_look_at(device):
+    pairs, x = torch.zeros(5, dtype=torch.int32, device=device), torch.ones(3, 8, device=device)
+    with pytest.raises(ArgumentError, match="moe_permute: max_num_permuted_tokens must be at least 0, got -1"):
+        moe_permute(x, torch.ones(6, 8, device=device), None, pairs, None, -1, 2, 4)

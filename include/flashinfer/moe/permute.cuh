@@ -23,8 +23,8 @@ constexpr int PERMUTE_UNROLL = 4;  // vectors of a thread in flight
 
 /// Return the token of a row, or -1. Blocks of one row take the same path.
 __device__ __forceinline__ int64_t TokenOf(const MoePermuteParams& p, int64_t row) {
-  const int pair = p.row_to_pair[row];
-  return pair < 0 ? -1 : pair / p.top_k;
+  const int pair = p.row_to_pair[row], token = pair / p.top_k;
+  return pair < 0 || token >= p.tokens ? -1 : token;
 }
 
 /// Kernel: copy rows by words of a type; strides and columns count words.
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(FINALIZE_THREADS)
 #pragma unroll
     for (int i = 0; i < FINALIZE_SLOTS; ++i) {
       const int64_t pair = token * p.top_k + first + i;
-      const int64_t row = first + i < p.top_k ? p.pair_to_row[pair] : -1;
+      const int64_t number = first + i < p.top_k ? p.pair_to_row[pair] : -1, row = number < p.num_rows ? number : -1;
       scales[i] = row < 0 ? 0.f : p.scales == nullptr ? 1.f : p.scales[pair];
 #pragma unroll
       for (int j = 0; j < VEC; ++j) x[i][j] = 0.f;

@@ -16,8 +16,8 @@ struct MoePermuteParams {
   int64_t input_stride;
   void* output;  ///< (rows, columns)
   int64_t output_stride;
-  const int32_t* row_to_pair;  ///< (rows,) token * top_k + slot; negative: the row is not written
-  int64_t rows;
+  const int32_t* row_to_pair;  ///< (rows,) token * top_k + slot; negative or of no token: the row is not written
+  int64_t rows, tokens;
   int32_t top_k;
   int64_t columns;
   const float* factor = nullptr;  ///< MoePermuteFp8: one number, codes are e4m3(x * factor); null is 1
@@ -42,8 +42,8 @@ Status MoePermuteFp8Block(const MoePermuteParams& params, Stream stream);
 template <typename In, typename Out>
 struct MoeFinalizeParams {
   const In* rows;
-  int64_t row_stride;
-  const int32_t* pair_to_row;  ///< (tokens, top_k); negative: the slot is skipped
+  int64_t row_stride, num_rows;
+  const int32_t* pair_to_row;  ///< (tokens, top_k); negative, or num_rows and more: the slot is skipped
   const float* scales;         ///< (tokens, top_k); null is 1
   Out* output;                 ///< (tokens, columns)
   int64_t output_stride;
