@@ -17,6 +17,7 @@ from .._compat.tllm_enums import RoutingMethodType as RoutingMethodType
 from .._compat.tllm_enums import WeightLayout as WeightLayout
 from .._compat.unsupported_fused_moe import setup_cubin_loader as setup_cubin_loader
 from .._runtime.errors import ArgumentError, BackendSupportedError
+from .._runtime.explain_error import explain_type_errors
 from ..jit.fused_moe.cutlass import get_fused_moe_module
 from ..quantization.fp4_quantization import get_shuffle_matrix_a_row_indices, get_shuffle_matrix_sf_a_row_indices
 from .cutlass.api import cutlass_fused_moe as cutlass_fused_moe
@@ -75,6 +76,7 @@ def get_cutlass_fused_moe_module(backend: str = "100", use_fast_build: bool = Fa
     return get_fused_moe_module("cuda")
 
 
+@explain_type_errors
 def get_reorder_rows_for_gated_act_gemm_row_indices(x: torch.Tensor) -> torch.Tensor:
     """Return the row indices of :func:`reorder_rows_for_gated_act_gemm` for ``x``: ``(m,)``, int64, on the CPU."""
     if x.ndim != 2 or x.shape[0] % 2:
@@ -85,11 +87,13 @@ def get_reorder_rows_for_gated_act_gemm_row_indices(x: torch.Tensor) -> torch.Te
     return torch.arange(x.shape[0], device="cpu").view(2, -1).t().reshape(-1)
 
 
+@explain_type_errors
 def reorder_rows_for_gated_act_gemm(x: torch.Tensor) -> torch.Tensor:
     """Copy a gated weight ``(m, k)`` with the rows of its halves interleaved: ``r0, r(m/2), r1, r(m/2 + 1), ...``."""
     return x[get_reorder_rows_for_gated_act_gemm_row_indices(x).to(x.device)]
 
 
+@explain_type_errors
 def convert_to_block_layout(input_tensor: torch.Tensor, blockK: int) -> torch.Tensor:
     """Copy a weight ``(m, k)`` to ``(k / blockK, m, blockK)``, contiguous."""
     if input_tensor.ndim != 2 or blockK < 1 or input_tensor.shape[1] % blockK:
@@ -107,6 +111,7 @@ def _shuffled_rows(weight: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: 
     return get_shuffle_matrix_sf_a_row_indices(weight, epilogue_tile_m, num_elts_per_sf)
 
 
+@explain_type_errors
 def _maybe_get_cached_w3_w1_permute_indices(
     _cache_permute_indices: dict[Any, torch.Tensor],
     dst_w3_w1_weight: torch.Tensor,
@@ -144,6 +149,7 @@ def _maybe_get_cached_w3_w1_permute_indices(
     return _cache_permute_indices[key].to(weight.device)
 
 
+@explain_type_errors
 def get_w2_permute_indices_with_cache(
     _cache_permute_indices: dict[Any, torch.Tensor],
     dst_w2_weight: torch.Tensor,

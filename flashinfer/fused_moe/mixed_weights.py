@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from .._runtime.errors import ArgumentError
+from .._runtime.explain_error import explain_type_errors
 
 __all__ = [
     "interleave_moe_scales_for_sm90_mixed_gemm",
@@ -50,6 +51,7 @@ def _to_byte_fragments(packed: torch.Tensor) -> torch.Tensor:
     return words.unsqueeze(-1).view(torch.uint8).view(packed.shape)
 
 
+@explain_type_errors
 def interleave_moe_weights_for_sm90_mixed_gemm(weight: torch.Tensor, quant_type: str = "fp4") -> torch.Tensor:
     """Copy four-bit weights to the order in which the kernels of ``cutlass_fused_moe`` read them.
 
@@ -86,6 +88,7 @@ def interleave_moe_weights_for_sm90_mixed_gemm(weight: torch.Tensor, quant_type:
     return out
 
 
+@explain_type_errors
 def interleave_moe_scales_for_sm90_mixed_gemm(scales: torch.Tensor, group_size: int = 32) -> torch.Tensor:
     """Copy scales of four-bit weights to blocks of 64 rows by 128 columns of weights.
 
@@ -136,6 +139,7 @@ def _shifted_codes(largest: int, device: torch.device) -> torch.Tensor:
     return table.to(device)
 
 
+@explain_type_errors
 def preprocess_moe_weights_for_sm90_mixed_gemm_humming(
     weight: torch.Tensor, raw_scale: torch.Tensor, max_range: int = 11, *, interleave: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -23,6 +23,8 @@ _native_workspace_ints = NativeFunction(get_moe_sort_module, "moe_sort_workspace
 
 def get_max_num_tiles(num_tokens: int, top_k: int, num_local_experts: int, tile_size: int) -> int:
     """Return the largest number of tiles that :func:`moe_sort` may need."""
+    if tile_size < 1:
+        raise ArgumentError(f"get_max_num_tiles: tile_size must be at least 1, got {tile_size}")
     pairs = num_tokens * top_k
     if pairs <= num_local_experts:
         return pairs

@@ -55,6 +55,36 @@ def test_activations(device, activation):
     check(call, activation_type=activation)
 
 
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize(
+    "activation, expected",
+    [
+        (ActivationType.Relu2, [0.0, torch.inf, torch.nan, 4.0]),
+        (ActivationType.Relu, [0.0, torch.inf, torch.nan, 2.0]),
+        (ActivationType.SwigluBias, [torch.nan, torch.inf, torch.nan, 1.7616]),
+        (ActivationType.SwigluStep, [torch.nan, 7.0, torch.nan, 1.7616]),
+    ],
+    ids=str,
+)
+def test_activations_of_infinity_and_nan(device, activation, tokens, expected):
+    """Check what torch makes of -inf, inf, NaN and 2 as the gate of one hidden value, whose up value is 1."""
+    rows = 128 if activation.is_gated else 64
+    w1, w2 = torch.zeros(1, rows, 64, device=device), torch.zeros(1, 64, 64, device=device)
+    w2[0, 0, 0] = 1
+    ids, x = torch.zeros(tokens, 1, dtype=torch.int32, device=device), torch.zeros(tokens, 64, device=device)
+    for value, wanted in zip([-torch.inf, torch.inf, torch.nan, 2.0], expected, strict=True):
+        bias = torch.zeros(1, rows, device=device)
+        bias[0, 0] = 1
+        bias[0, rows - 64] = value
+        biases = {
+            "fc1_expert_biases": bias.bfloat16(),
+            "fc2_expert_biases": torch.zeros(1, 64, device=device).bfloat16(),
+        }
+        call = (x.bfloat16(), ids, None, w1.bfloat16(), w2.bfloat16(), BF16, [])
+        out = cutlass_fused_moe(*call, **biases, activation_type=activation)[0][:, 0].float()
+        torch.testing.assert_close(out, torch.full_like(out, wanted), rtol=0.01, atol=0, equal_nan=True)
+
+
 CONSTANTS = [
     (ActivationType.Swiglu, {"swiglu_alpha": 1.702, "swiglu_beta": 1.0, "swiglu_limit": 1.5}),
     (ActivationType.Swiglu, {"swiglu_limit": 0.75}),

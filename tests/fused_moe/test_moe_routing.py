@@ -8,6 +8,7 @@ import torch
 
 import flashinfer
 from flashinfer import RoutingMethodType, dsv3_ops
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.fused_moe import fused_routing_dsv3, fused_topk_deepseek, hash_topk, route_tokens
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates.fused_moe_routing import (
@@ -105,6 +106,41 @@ def test_published_paths():
     assert callable(fused_routing_dsv3.get_dsv3_fused_routing_module)
     assert flashinfer.jit.gen_dsv3_fused_routing_module().name == flashinfer.jit.gen_hash_topk_module().name
     assert flashinfer.jit.gen_moe_utils_module().name == "moe_sort"
+
+
+@pytest.mark.parametrize("top_k, n_group, topk_group", [(8, 8, 1), (5, 4, 1), (9, 4, 2), (16, 16, 15)])
+def test_fewer_experts_in_the_chosen_groups_than_slots(device, top_k, n_group, topk_group):
+    """Check that nobody chooses an expert that is not there: the CPU wrote before an array."""
+    logits, bias, most = torch.randn(4, 16, device=device), torch.zeros(16, device=device), 16 // n_group * topk_group
+    text = rf"route_tokens: top_k must be at most topk_group \* \(experts / n_group\) = {most}, got {top_k}"
+    with pytest.raises(ArgumentError, match=text):
+        route_tokens(logits, top_k, RoutingMethodType.DeepSeekV3, bias, n_group=n_group, topk_group=topk_group)
+    _, experts = route_tokens(logits, most, RoutingMethodType.DeepSeekV3, bias, n_group=n_group, topk_group=topk_group)
+    assert all(len(set(row)) == most and min(row) >= 0 and max(row) < 16 for row in experts.tolist())
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_no_slots(device, top_k):
+    with pytest.raises(ArgumentError, match=f"route_tokens: top_k must be at least 1, got {top_k}"):
+        route_tokens(torch.zeros(3, 8, device=device), top_k)
+
+
+def test_numbers_that_a_table_does_not_have(device):
+    """Check tokens out of the vocabulary and experts out of the layer: nothing behind the tables is read."""
+    logits = torch.randn(5, 8, device=device)
+    ids = torch.tensor([1, 3, -1, 1 << 40, 2], device=device)
+    table = torch.tensor([[0, 1], [2, 3], [8, 5]], dtype=torch.int32, device=device)
+    if device == "cpu":
+        for change, text in (
+            ((ids, table), "input_ids must be from 0 to 2, got 3"),
+            ((ids[4:], table), "tid2eid must"),
+        ):
+            with pytest.raises(ArgumentError, match=f"hash_topk: {text}"):
+                hash_topk(logits[: len(change[0])], *change)
+        return
+    weights, experts = hash_topk(logits, ids, table)
+    assert experts.tolist() == [[2, 3], [-1, -1], [-1, -1], [-1, -1], [-1, 5]]
+    assert torch.equal(weights[1:4], torch.zeros(3, 2, device=device)) and weights[4].tolist() == [0.0, 1.0]
 
 
 def test_errors(device):

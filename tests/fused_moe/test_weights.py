@@ -8,8 +8,8 @@ import torch
 
 import flashinfer
 from flashinfer._compat import unsupported_fused_moe as blackwell
-from flashinfer._runtime.errors import BackendSupportedError
-from flashinfer.fused_moe import core, utils
+from flashinfer._runtime.errors import ArgumentError, BackendSupportedError
+from flashinfer.fused_moe import core, mixed_weights, sort, utils
 
 
 def test_rows_of_gated_weights_come_in_turn():
@@ -68,6 +68,58 @@ def test_scales_go_to_the_swizzled_order_and_back(device, rows, cols, batch):
     assert torch.equal(utils.unswizzle_sf(swizzled, rows, cols), scales.flatten(0, -2))
     with pytest.raises(ValueError, match=r"unswizzle_sf: sf must have a multiple of \d+ elements"):
         utils.unswizzle_sf(swizzled[:-1], rows, cols)
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (
+            lambda: utils.unswizzle_sf(torch.zeros(512), 0, 16),
+            "unswizzle_sf: rows, cols .* must be at least 1, got 0, 16",
+        ),
+        (
+            lambda: utils.unswizzle_sf(torch.zeros(512), 1, 16, 0),
+            "unswizzle_sf: .* must be at least 1, got 1, 16 and 0",
+        ),
+        (
+            lambda: utils.swizzle_sf(torch.zeros(512), -1, 16),
+            "swizzle_sf: rows, cols .* must be at least 1, got -1, 16",
+        ),
+        (
+            lambda: utils.swizzle_sf(torch.zeros(5), 2, 16),
+            "swizzle_sf: sf must have a multiple of 2 elements .*, got 5",
+        ),
+        (lambda: utils.get_fp4_shape((), 16), r"get_fp4_shape: input_shape must .*, got \(\) and 16"),
+        (lambda: utils.get_fp4_shape((4, 4), 0), "get_fp4_shape: .* sf_vec_size be at least 1"),
+        (
+            lambda: utils.make_random_topk_ids(4, 2, 5, torch.device("cpu")),
+            "make_random_topk_ids: top_k must be from 0",
+        ),
+        (lambda: sort.get_max_num_tiles(4, 2, 2, 0), "get_max_num_tiles: tile_size must be at least 1, got 0"),
+    ],
+)
+def test_sizes_that_are_none(call, text):
+    with pytest.raises(ArgumentError, match=text):
+        call()
+
+
+@pytest.mark.parametrize(
+    "function, arguments, name",
+    [
+        (core.reorder_rows_for_gated_act_gemm, (), "x"),
+        (core.get_reorder_rows_for_gated_act_gemm_row_indices, (), "x"),
+        (core.convert_to_block_layout, (4,), "input_tensor"),
+        (utils.swizzle_sf, (1, 16), "sf"),
+        (utils.unswizzle_sf, (1, 16), "sf"),
+        (mixed_weights.interleave_moe_weights_for_sm90_mixed_gemm, (), "weight"),
+        (mixed_weights.interleave_moe_scales_for_sm90_mixed_gemm, (), "scales"),
+        (mixed_weights.preprocess_moe_weights_for_sm90_mixed_gemm_humming, (None,), "weight"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_layouts_of_nothing(function, arguments, name):
+    with pytest.raises(TypeError, match=f"^{function.__name__}: {name} must be .*, got a NoneType"):
+        function(None, *arguments)
 
 
 def test_shapes_of_fp4():
