@@ -16,6 +16,7 @@ import itertools
 import logging
 import os
 import shutil
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -50,10 +51,11 @@ from .jit.cpp_ext import get_cuda_version as get_cuda_version
 from .jit.cpu_targets import check_target, target_tag
 from .jit.fused_moe import gen_fused_moe_modules as gen_fused_moe_modules
 from .jit.gemm import gen_gemm_modules as gen_gemm_modules
+from .jit.manifest import files_of
 from .jit.mhc import gen_mhc_modules as gen_mhc_modules
 from .jit.norm import gen_norm_modules as gen_norm_modules
 from .jit.page import gen_page_modules as gen_page_modules
-from .jit.prebuilt import record_modules
+from .jit.prebuilt import record_modules, recorded_sources
 from .jit.progress import ProgressBar
 from .jit.quantization import gen_quantization_modules as gen_quantization_modules
 from .jit.rope import gen_rope_modules as gen_rope_modules
@@ -153,19 +155,23 @@ def _place(spec: JitSpec, library: str) -> Path:
 
 
 def copy_built_kernels(jit_specs: Iterable[JitSpec], out_dir: Path) -> None:
-    """Copy each built library to ``out_dir/<name>/<name>.so``, and record the targets in ``out_dir/index.json``.
+    """Copy each built library to ``out_dir/<name>/<name>.so``; ``out_dir/index.json`` has release, targets, sources.
 
-    A library appears complete or not at all, so that programs may load from the folder meanwhile.
+    A library appears complete or not at all, so that programs may load from the folder, and other builds write to it,
+    meanwhile.
     """
     recorded = {}
     for spec in jit_specs:
         place = _place(spec, spec.library_name)
         target = out_dir / place
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_suffix(".part")
-        shutil.copy2(spec.jit_library_path, part)
-        os.replace(part, target)
-        recorded[str(place)] = {"targets": _targets_of(spec)}
+        # The manifest is read first: if another build replaces the library, its sources differ, and it is not loaded.
+        sources = recorded_sources(files_of(spec.jit_library_path))
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent) as private:
+            part = Path(private) / target.name
+            shutil.copy2(spec.jit_library_path, part)
+            os.replace(part, target)
+        recorded[str(place)] = {"targets": _targets_of(spec), "sources": sources}
     if recorded:
         record_modules(out_dir, recorded)
 

@@ -13,15 +13,14 @@ import contextlib
 import enum
 import functools
 import json
-import os
 import platform
 from pathlib import Path
-from typing import Any, Iterator, Mapping
+from typing import Any, Mapping
 
 import torch
 
 from ..jit.cpu_targets import cpu_arch_tag
-from ..jit.utils import write_atomically
+from ..jit.utils import locked, write_atomically
 from ..version import __version__
 from .tactics import from_json, to_json
 
@@ -159,20 +158,6 @@ def results_in(content: Mapping[str, Any]) -> Results:
         for key, value in content.items()
         if not key.startswith("_") and isinstance(value, list) and len(value) == 2
     }
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time merge into files of a folder. File systems without locks are not locked."""
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def write_content(path: Path, special: Mapping[str, Any], results: Results) -> None:

@@ -144,6 +144,11 @@ def _read_manifest(library: Path) -> Optional[dict[str, Any]]:
     return manifest if is_ours else None
 
 
+def files_of(library: Path) -> dict[str, str]:
+    """Return the sources and headers that a library was made from, as ``{token}/path``, with their SHA-256."""
+    return dict((_read_manifest(library) or {"files": {}})["files"])
+
+
 def staleness(spec: ModuleSpec, library: Path) -> Optional[str]:
     """Return None if ``library`` is fresh, else the first reason why it is not."""
     reason, file = open_fresh(spec, library)

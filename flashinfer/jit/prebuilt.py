@@ -3,9 +3,12 @@
 
     <aot>/<name>/<name>.so                       CUDA; index.json tells the targets
     <aot>/cpu-x86-64-v3/<name>/<name>.so         CPU, for machines with these instructions
-    <aot>/index.json                             {"schema": 1, "modules": {"<path>": {"targets": ["80", "90a"]}}}
+    <aot>/index.json                             {"schema": 1, "modules": {"<path>": {"targets": ["80", "90a"],
+                                                     "version": "0.6.18", "sources": {"{include}/...": "<SHA-256>"}}}}
 
-A library that ``index.json`` does not name is taken for one of this machine: somebody has put it there by hand. A
+A library that ``index.json`` does not name is taken for one of this machine: somebody has put it there by hand. One of
+another release, or made from other sources, is not loaded: a kernel whose arguments changed their meaning would give
+wrong numbers. A
 directory that ``FLASHINFER_AOT_DIR`` names must be trusted as a cache is. Modules of an installed package are trusted
 as its Python code is.
 """
@@ -15,8 +18,10 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import re
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Iterator, Mapping, Optional, Sequence
 
@@ -24,9 +29,9 @@ from .._runtime.knobs import knobs
 from . import env as jit_env
 from .cpu_targets import supported_levels, target_tag
 from .trust import refusal
-from .utils import write_atomically
+from .utils import locked, write_atomically
 
-__all__ = ["find_prebuilt", "prebuilt_folders", "read_index", "record_modules"]
+__all__ = ["find_prebuilt", "prebuilt_folders", "read_index", "record_modules", "recorded_sources"]
 
 logger = logging.getLogger("flashinfer.jit")
 
@@ -56,7 +61,9 @@ def find_prebuilt(name: str, backend: str, cpu_target: str = "", targets: Sequen
         return None
     for folder in prebuilt_folders(backend, cpu_target):
         library = folder / name / f"{name}.so"
-        if _exists(library) and _is_trusted(folder, library) and (backend == "cpu" or _covers(library, targets)):
+        if not (_exists(library) and _is_trusted(folder, library)):
+            continue
+        if (backend == "cpu" or _covers(library, targets)) and _is_of_these_sources(library):
             return library
     return None
 
@@ -115,6 +122,56 @@ def _covers(library: Path, targets: Sequence[Target]) -> bool:
     return not missing
 
 
+def _is_of_these_sources(library: Path) -> bool:
+    """Tell whether a library was made by this release from the sources that are here; what nobody recorded is."""
+    root = jit_env.FLASHINFER_AOT_DIR
+    facts = read_index(root).get(str(library.relative_to(root)))
+    if facts is None or knobs.disable_version_check:
+        return True
+    version = facts.get("version", "an unknown release")
+    if not jit_env.accepts_companion(str(version)):
+        _warn_other(f"pre-built modules in {root} are of flashinfer {version}, not of {jit_env.__version__}")
+        return False
+    sources = facts.get("sources")
+    for name, digest in sources.items() if isinstance(sources, dict) else ():
+        if _digest_here(name) not in (digest, None):
+            _warn_other(f"pre-built {library} was made from another {name}")
+            return False
+    return True
+
+
+def _digest_here(name: str) -> Optional[str]:
+    """Return the SHA-256 of a source that ``index.json`` names; None where the package has no sources."""
+    kind, _, path = name.partition("/")
+    folders = {"{include}": jit_env.FLASHINFER_INCLUDE_DIR, "{csrc}": jit_env.FLASHINFER_CSRC_DIR}
+    folder = folders.get(kind)
+    if folder is None or not os.path.isdir(folder):
+        return None
+    try:
+        status = os.stat(folder / path)
+        return _digest_of(str(folder / path), status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+    except (OSError, ValueError):
+        return "missing"
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest_of(path: str, *changed: int) -> str:
+    """Return the SHA-256 of a file. Modules have most headers in common, so that each is read once."""
+    return sha256(Path(path).read_bytes()).hexdigest()
+
+
+@functools.cache
+def _warn_other(text: str) -> None:
+    logger.warning(
+        "%s: compiling instead (build them again, or set FLASHINFER_DISABLE_VERSION_CHECK=1 to load them)", text
+    )
+
+
+def recorded_sources(files: Mapping[str, str]) -> dict[str, str]:
+    """Select of a manifest's files those that the package ships."""
+    return {name: digest for name, digest in files.items() if name.startswith(("{include}/", "{csrc}/"))}
+
+
 def _runs(has: str, target: Target) -> bool:
     """Tell whether code for ``80`` or ``90a`` runs on a target: ``a`` on that one alone, else on later minors too."""
     found = _TARGET.fullmatch(has)
@@ -153,8 +210,11 @@ def _parse_index(path: str, changed: int) -> dict[str, dict]:
 
 
 def record_modules(root: Path, modules: Mapping[str, dict]) -> None:
-    """Add modules to ``index.json``; those of earlier builds into the same folder stay."""
-    known = {name: facts for name, facts in read_index(root).items() if (root / name).exists()}
-    merged = {**known, **modules}
-    text = json.dumps({"schema": SCHEMA, "modules": {name: merged[name] for name in sorted(merged)}}, indent=1)
-    write_atomically(root / "index.json", text + "\n")
+    """Add modules of this release to ``index.json``; those of other builds into the same folder stay."""
+    ours = {name: {"version": jit_env.__version__, **facts} for name, facts in modules.items()}
+    with locked(root):
+        _parse_index.cache_clear()  # two processes may write within one tick of the clock
+        known = {name: facts for name, facts in read_index(root).items() if (root / name).exists()}
+        merged = {**known, **ours}
+        text = json.dumps({"schema": SCHEMA, "modules": {name: merged[name] for name in sorted(merged)}}, indent=1)
+        write_atomically(root / "index.json", text + "\n")

@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Iterable, Optional
+from typing import Iterable, Iterator, Optional
+
+_MOST_LINKS = 40  # as Linux follows at most
 
 
 def refusal(
@@ -20,9 +22,13 @@ def refusal(
     """Return the reason not to load from these folders and files of a cache, and a remedy; None if they can be trusted.
 
     ``above`` are the folders above the cache, ``variable`` is what chooses it. A path that does not exist is trusted.
+    Of a symbolic link, its target counts, and the folder that the target lies in: who can write there can replace it.
     """
     remedy = f"or set {variable} to a directory of your own"
     user = os.geteuid()
+    inside, above = list(inside), list(above)
+    for folder, is_of_file in [found for path in inside for found in _behind(path)]:
+        (inside if is_of_file else above).append(folder)
     for path in inside:
         status = _status(path)
         if status is None:
@@ -39,6 +45,18 @@ def refusal(
         if status is not None and status.st_mode & 0o002 and not status.st_mode & stat.S_ISVTX:
             return _writable(path, status, "o-w", remedy)
     return None
+
+
+def _behind(path: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the folder of each target of a chain of links, and whether the link is one to a file."""
+    is_file = path.is_file() if path.is_symlink() else False
+    for _ in range(_MOST_LINKS):
+        if not path.is_symlink():
+            return
+        target = path.parent / os.readlink(path)
+        folder = Path(os.path.realpath(target.parent))
+        yield folder, is_file
+        path = folder / target.name
 
 
 def _writable(path: Path, status: os.stat_result, change: str, remedy: str) -> str:

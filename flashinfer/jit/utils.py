@@ -8,7 +8,7 @@ import os
 import struct
 import tempfile
 from pathlib import Path
-from typing import Any, BinaryIO, Union
+from typing import Any, BinaryIO, Iterator, Union
 
 import torch
 
@@ -18,6 +18,7 @@ __all__ = [
     "dtype_map",
     "filename_safe_dtype_map",
     "is_whole_library",
+    "locked",
     "make_folder",
     "write_atomically",
     "write_if_different",
@@ -60,6 +61,20 @@ def _link(temporary: str, path: Path) -> bool:
         return False
     os.unlink(temporary)
     return True
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time merge into files of a folder. File systems without locks are not locked."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_if_different(path: Union[str, Path], content: str) -> None:

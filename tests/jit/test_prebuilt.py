@@ -19,9 +19,9 @@ from flashinfer import aot
 from flashinfer.__main__ import main
 from flashinfer.jit import build_jit_specs, cpu_targets
 from flashinfer.jit import env as jit_env
-from flashinfer.jit.prebuilt import _warn_missing, record_modules
+from flashinfer.jit.prebuilt import _warn_missing, _warn_other, read_index, record_modules
 
-from .toolbox import TINY, calls
+from .toolbox import TINY, calls, in_processes
 
 
 @pytest.fixture
@@ -133,6 +133,91 @@ def test_index_that_cannot_be_read(workshop, prebuilt, caplog, text):
     (prebuilt.parents[1] / "index.json").write_text(text)
     assert workshop.spec("op", "cuda").is_aot
     assert "index.json cannot be read" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------------ sources
+
+
+@pytest.fixture
+def shipped(workshop, tmp_path, monkeypatch):
+    """Pre-build ``tiny`` by AOT for CPUs, with its header among those of the package; return the folder."""
+    monkeypatch.setattr(aot, "gen_scale_modules", lambda backend="cuda": [workshop.spec()])
+    monkeypatch.setitem(vars(jit_env), "FLASHINFER_INCLUDE_DIR", workshop.src)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    package_for_cpus(tmp_path)
+    monkeypatch.setenv("FLASHINFER_AOT_DIR", str(tmp_path / "out"))
+    _warn_other.cache_clear()
+    assert workshop.spec().is_aot and workshop.spec().build_and_load().answer() == 42
+    return tmp_path / "out"
+
+
+def package_for_cpus(tmp_path):
+    config = {"families": ["scale"], "cpu_targets": ["native"]}
+    aot.compile_and_package_modules(tmp_path / "out", tmp_path / "build", config=config)
+
+
+def test_prebuilt_modules_of_other_sources(workshop, shipped, caplog):
+    """Check that a header that changed is a warning and a build: its kernels would give the old numbers."""
+    workshop.set_answer(84)
+    for _ in range(2):
+        assert workshop.spec().build_and_load().answer() == 84
+    assert caplog.text.count("was made from another {include}/answer.h: compiling instead") == 1
+    workshop.set_answer(42)
+    assert workshop.spec().is_aot
+
+
+def test_prebuilt_modules_of_a_header_that_is_gone(workshop, shipped, caplog):
+    (workshop.src / "answer.h").unlink()
+    assert not workshop.spec().is_aot and "{include}/answer.h" in caplog.text
+
+
+def test_prebuilt_modules_without_the_sources(workshop, shipped, monkeypatch, tmp_path):
+    """Check an image without sources, which could not build anything: the version alone is compared."""
+    monkeypatch.setitem(vars(jit_env), "FLASHINFER_INCLUDE_DIR", tmp_path / "none")
+    assert workshop.spec().is_aot
+
+
+@pytest.mark.parametrize("version", ["0.0.1", None])
+def test_prebuilt_modules_of_another_release(workshop, shipped, caplog, monkeypatch, version):
+    """Check the version of ``index.json``; releases before 0.6.19 recorded none."""
+    path = shipped / "index.json"
+    index = json.loads(path.read_text())
+    for facts in index["modules"].values():
+        facts.pop("version") if version is None else facts.update(version=version)
+    path.write_text(json.dumps(index))
+    assert not workshop.spec().is_aot
+    assert f"are of flashinfer {version or 'an unknown release'}, not of {jit_env.__version__}" in caplog.text
+    monkeypatch.setenv("FLASHINFER_DISABLE_VERSION_CHECK", "1")
+    assert workshop.spec().is_aot
+
+
+def test_packages_made_again(workshop, shipped, tmp_path):
+    workshop.set_answer(7)
+    package_for_cpus(tmp_path)
+    assert workshop.spec().is_aot
+
+
+def test_two_packages_in_one_folder(tmp_path):
+    """Check that no process loses what another records, and that copies have names of their own."""
+
+    def record(i):
+        for k in range(20):
+            name = f"op{i}_{k}/op.so"
+            (tmp_path / name).parent.mkdir()
+            (tmp_path / name).touch()
+            record_modules(tmp_path, {name: {"targets": []}})
+
+    assert in_processes(3, record) == 3 * [None]
+    assert len(read_index(tmp_path)) == 60
+
+
+def test_a_copy_of_another_process_is_left_alone(workshop, shipped, tmp_path):
+    """Check a file by the name that a copy in progress once had: another build may be writing to it."""
+    (library,) = shipped.rglob("*.so")
+    library.with_suffix(".part").write_text("half of a library")
+    package_for_cpus(tmp_path)
+    assert library.with_suffix(".part").read_text() == "half of a library"
+    assert listing(shipped) == {str(path.relative_to(shipped)) for path in (library, library.with_suffix(".part"))}
 
 
 # ------------------------------------------------------------------------------------------------ companions

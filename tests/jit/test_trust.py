@@ -203,6 +203,38 @@ def test_untrusted_read_only_cache_is_built_elsewhere(workshop, monkeypatch, tmp
     assert f"not loaded: {theirs} belongs to user {SOMEBODY}" in caplog.text
 
 
+@pytest.mark.parametrize("hops", [1, 2])
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_folder_that_a_link_leads_to(workshop, tmp_path, monkeypatch, caplog, hops, mode):
+    """Check a library that is a link: whoever can write to the folder of its target can put another file there."""
+    spec = workshop.spec("op")
+    spec.build()
+    folder, link = tmp_path / "aot" / "op", tmp_path / "links" / "op.so"
+    theirs = tmp_path / "theirs"
+    for path in (folder, link.parent, theirs):
+        path.mkdir(parents=True)
+    shutil.copy(spec.jit_library_path, theirs / "op.so")
+    if hops == 2:
+        link.symlink_to(theirs / "op.so")
+    (folder / "op.so").symlink_to(link if hops == 2 else os.path.relpath(theirs / "op.so", folder))
+    for path in (folder.parent, folder, theirs / "op.so"):
+        path.chmod(0o755)
+    monkeypatch.setenv("FLASHINFER_AOT_DIR", str(folder.parent))
+    assert spec.is_aot
+    theirs.chmod(mode)
+    assert not spec.is_aot and f"{theirs} is writable by others" in caplog.text
+    theirs.chmod(0o755)
+    link.parent.chmod(mode)
+    assert spec.is_aot == (hops == 1)
+
+
+def test_links_in_a_circle(workshop, tmp_path, monkeypatch):
+    (tmp_path / "aot" / "op").mkdir(parents=True)
+    (tmp_path / "aot" / "op" / "op.so").symlink_to("op.so")
+    monkeypatch.setenv("FLASHINFER_AOT_DIR", str(tmp_path / "aot"))
+    assert not workshop.spec("op").is_aot
+
+
 @pytest.mark.parametrize("which", ["root", "module", "library"])
 def test_prebuilt_modules_that_others_can_write(workshop, tmp_path, monkeypatch, caplog, which):
     """Check a folder of FLASHINFER_AOT_DIR: it is not loaded from, and the module is compiled instead."""
