@@ -30,6 +30,9 @@ EMULATION_EXPORT int layer(int64_t multiprocessors, const int64_t* x) {
   p.factors[0] = floats(), p.factors[1] = floats(), p.quantizers = floats();
   p.has_quantizer_of_expert = next() != 0;
   if (format == Format::kFp8Tensor) return int(MonoFp8Few(p, false, nullptr));
+  if (format == Format::kPlain && p.tokens > MONO_TOKENS) {  // two tiles of tokens, which no layer takes
+    return int(LaunchMono<mono::PlainWeights<__nv_bfloat16>, 2>(p, nullptr));
+  }
   return int((format == Format::kPlain      ? MonoPlain
               : format == Format::kFp8Block ? MonoFp8Block
                                             : MonoMxfp4)(p, nullptr));

@@ -25,8 +25,7 @@ GATED = (ActivationType.Swiglu, ActivationType.SwigluBias)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Library:
-    """Compile the kernels with those for more than 8 tokens, which no layer takes by default."""
-    return compile_emulated("emulated_mono.cpp", tmp_path_factory, defines=("FLASHINFER_MONO_TOKENS=16",))
+    return compile_emulated("emulated_mono.cpp", tmp_path_factory)
 
 
 def run(

@@ -34,6 +34,13 @@ def test_inline_assembly_lives_in_ptx(path):
         assert not found, f"{relative(path)} has inline assembly; wrap the instruction under include/flashinfer/ptx/"
 
 
+@pytest.mark.parametrize("path", HEADERS, ids=relative)
+def test_no_tuning_macro(path):
+    """Check that numbers to tune are constants of a shape or template arguments: a macro has a value in every unit."""
+    found = re.findall(r"#\s*ifndef (FLASHINFER_\w+)\s*#\s*define \1[ \t]+[^\n]*\d", code_of(path))
+    assert not found, f"{relative(path)} lets -D set {found}; make them constexpr, or arguments of a template"
+
+
 def test_csrc_has_no_inline_assembly():
     guilty = [relative(p) for p in sorted((ROOT / "csrc").rglob("*.cu")) if re.search(r"\basm\b", code_of(p))]
     assert not guilty

@@ -64,7 +64,7 @@ struct Fp8MainLoop {
   static constexpr ptx::WgmmaType TYPE = ptx::WgmmaType::kE4m3;
   static constexpr int DEPTH = hopper::WGMMA_K_BYTES;  // columns per product
   static constexpr int QK_PRODUCTS = Tr::D_QK / DEPTH, VO_PRODUCTS = Tr::KEYS / DEPTH;
-  static constexpr int EARLY_KEYS = FLASHINFER_E4M3_EARLY * Tr::KEYS / 8;  // exponentials before the wait for values
+  static constexpr int EARLY_KEYS = Tr::KEYS / 2;  // exponentials before the wait for values
   using Scores = float[Tr::KEYS / 2];
   using Output = float[Tr::D_VO / 2];
   using Query = uint32_t[HOLDS_QUERY ? QK_PRODUCTS : 1][4];
@@ -163,7 +163,7 @@ struct Fp8MainLoop {
     ReleaseValues(count);
     ++count;
     FindNext();
-    if constexpr (FLASHINFER_E4M3_TESTS_EARLY && !Tr::GATHERS) {
+    if constexpr (!Tr::GATHERS) {
       const bool has_keys = TestFull(shared.KeyBarriers(), TileAt<Tr::KEY_STAGES>(count + 1));
       has_next = TestFull(shared.ValueBarriers(), RingAt<Tr>(count)) & has_keys;
     }

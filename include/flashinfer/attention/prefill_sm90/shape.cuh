@@ -19,13 +19,6 @@ namespace flashinfer {
 namespace attention {
 namespace prefill_sm90 {
 
-#ifndef FLASHINFER_E4M3_ADDS_HERE
-#define FLASHINFER_E4M3_ADDS_HERE 1
-#endif
-#ifndef FLASHINFER_E4M3_CHUNK
-#define FLASHINFER_E4M3_CHUNK 16
-#endif
-
 constexpr int WARPGROUP = 128;
 
 /// Keys per step of Form::kShort: fewer waste less at the diagonal, and items of it are short.

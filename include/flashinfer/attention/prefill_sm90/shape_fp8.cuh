@@ -15,25 +15,6 @@
 
 #include "shape.cuh"
 
-#ifndef FLASHINFER_E4M3_KEY_STAGES
-#define FLASHINFER_E4M3_KEY_STAGES 4
-#endif
-#ifndef FLASHINFER_E4M3_VALUE_STAGES
-#define FLASHINFER_E4M3_VALUE_STAGES 2
-#endif
-#ifndef FLASHINFER_E4M3_SUM_KEYS
-#define FLASHINFER_E4M3_SUM_KEYS 2048
-#endif
-#ifndef FLASHINFER_E4M3_EARLY
-#define FLASHINFER_E4M3_EARLY 4
-#endif
-#ifndef FLASHINFER_E4M3_TAKES_TURNS
-#define FLASHINFER_E4M3_TAKES_TURNS 0
-#endif
-#ifndef FLASHINFER_E4M3_TESTS_EARLY
-#define FLASHINFER_E4M3_TESTS_EARLY 1
-#endif
-
 namespace flashinfer {
 namespace attention {
 namespace prefill_sm90 {
@@ -64,10 +45,10 @@ struct Fp8Traits {
   static constexpr int BLOCKS = 1, THREADS = (1 + CONSUMERS) * WARPGROUP, CONSUMER_WARPS = CONSUMERS * 4,
                        PRODUCER_WARPS = 4;
   static constexpr int ISSUERS = 4, FILL_ARRIVALS = IS_BOXED ? ISSUERS : WARPGROUP, VALUE_ARRIVALS = 4;
-  static constexpr bool TAKES_TURNS = FLASHINFER_E4M3_TAKES_TURNS && D_VO <= 128;
+  static constexpr bool TAKES_TURNS = false;
 
   static constexpr bool HAS_STAGES = IS_BOXED && QK_SLABS == 1;  // room for more than two stages of a ring
-  static constexpr int STAGES = HAS_STAGES ? FLASHINFER_E4M3_VALUE_STAGES : 2, LANDINGS = 2, NOTES_BYTES = 0;
+  static constexpr int STAGES = 2, LANDINGS = 2, NOTES_BYTES = 0;
   static constexpr int SHARED_LIMIT = 227 * 1024, BARRIER_BYTES = 256, ITEM_BYTES = sizeof(WorkItem);
   static constexpr int WARP_STAGING = 16 * hopper::SLAB_ROW_BYTES;
   // Keys per step: the keys of a row of transposed values. Beside more than 128 output columns, and for three consumers,
@@ -79,7 +60,7 @@ struct Fp8Traits {
   static constexpr int K_BYTES = QK_SLABS * KEYS * hopper::SLAB_ROW_BYTES, V_BYTES = D_VO * hopper::SLAB_ROW_BYTES;
   static constexpr int LANDING_BYTES = LANDING_SLABS * KEYS * hopper::SLAB_ROW_BYTES;
   // Four stages of keys where they fit: with two, keys arrive later than they are wanted.
-  static constexpr int KEY_STAGES = HAS_STAGES ? FLASHINFER_E4M3_KEY_STAGES : 2;
+  static constexpr int KEY_STAGES = HAS_STAGES ? 4 : 2;
   /// Queries stay in the registers of the consumers: products read a third less of shared memory.
   static constexpr bool HOLDS_QUERY = KEYS == 128 && QK_SLABS == 1;
   static constexpr bool STAGES_IN_QUERY = false;
@@ -90,8 +71,7 @@ struct Fp8Traits {
   static constexpr int BARRIER_OFFSET = STAGING_OFFSET + STAGING_BYTES, ITEM_OFFSET = BARRIER_OFFSET + BARRIER_BYTES;
   static constexpr int NOTES_OFFSET = ITEM_OFFSET + 2 * ITEM_BYTES, SUMS_OFFSET = NOTES_OFFSET;
   static constexpr int SUMS_BYTES = TILE * D_VO * int(sizeof(float));
-  static constexpr int SUM_STEPS =
-      hopper::SLAB_ALIGNMENT + SUMS_OFFSET + SUMS_BYTES <= SHARED_LIMIT ? FLASHINFER_E4M3_SUM_KEYS / KEYS : 0;
+  static constexpr int SUM_STEPS = hopper::SLAB_ALIGNMENT + SUMS_OFFSET + SUMS_BYTES <= SHARED_LIMIT ? 2048 / KEYS : 0;
   static constexpr int SHARED_BYTES = hopper::SLAB_ALIGNMENT + SUMS_OFFSET + (SUM_STEPS > 0 ? SUMS_BYTES : 0);
   static_assert(SHARED_BYTES <= SHARED_LIMIT, "heads this large do not fit into shared memory");
   static_assert(D_QK % 32 == 0, "products of 32 columns");

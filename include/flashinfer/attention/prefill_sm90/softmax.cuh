@@ -44,7 +44,7 @@ struct Softmax {
   /// exponents are computed while the exponentials of those before run.
   static constexpr bool HAS_LIMITS = HAS_FP8_WEIGHTS && HAS_LAG;
   static constexpr bool HOLDS_LIMITS = HAS_LIMITS && !Tr::PAGED;  // beside the path of pages, registers would not last
-  static constexpr int CHUNK = HAS_FP8_WEIGHTS ? FLASHINFER_E4M3_CHUNK : Tr::KEYS;
+  static constexpr int CHUNK = HAS_FP8_WEIGHTS ? 16 : Tr::KEYS;
   static constexpr bool HAS_SCALES = HAS_HEAD_SCALES<Params> || Tr::SCALES_QUERY;
   static constexpr bool SCALES_LOGITS = HAS_SCALES && !HAS_PLAIN_LOGITS<Variant>;
 
@@ -138,7 +138,7 @@ struct Softmax {
           for (int j = 0; j < 2; ++j) {
             float& x = s[4 * n + 2 * i + j];
             x = ptx::Exp2(fmaf(x, ExponentScale(i), -base));
-            d[i] = HAS_FP8_WEIGHTS && FLASHINFER_E4M3_ADDS_HERE ? ptx::AddHere(d[i], x) : d[i] + x;
+            d[i] = HAS_FP8_WEIGHTS ? ptx::AddHere(d[i], x) : d[i] + x;
           }
         }
       }

@@ -39,35 +39,7 @@ constexpr W4Tile W4_TILES[] = {
 constexpr int W4_SPLIT_TOKENS = 64;  // tiles with more tokens or weights do not split K
 
 // Tiles of up to this many bf16 tokens are computed by stream.cuh, whose products are too slow for more.
-#ifndef FLASHINFER_W4_STREAM_TOKENS
-#define FLASHINFER_W4_STREAM_TOKENS 32
-#endif
-// Its warps per 64 rows of weights and blocks per SM, of tiles of 8 and of 16 tokens.
-#ifndef FLASHINFER_W4_STREAM_PARTS
-#define FLASHINFER_W4_STREAM_PARTS 4
-#endif
-#ifndef FLASHINFER_W4_STREAM_PARTS_16
-#define FLASHINFER_W4_STREAM_PARTS_16 4
-#endif
-#ifndef FLASHINFER_W4_STREAM_BLOCKS
-#define FLASHINFER_W4_STREAM_BLOCKS 2
-#endif
-#ifndef FLASHINFER_W4_STREAM_BLOCKS_16
-#define FLASHINFER_W4_STREAM_BLOCKS_16 2
-#endif
-// Tokens per load of its tiles of 8: 4 load less where groups have few, with conflicts of banks.
-#ifndef FLASHINFER_W4_STREAM_BOX
-#define FLASHINFER_W4_STREAM_BOX 8
-#endif
-// Its warps that load, in turn. One took 1,620 clocks for the 6 loads of a stage that stages had once (H200).
-#ifndef FLASHINFER_W4_PRODUCERS
-#define FLASHINFER_W4_PRODUCERS 2
-#endif
-// Most stages of its ring.
-#ifndef FLASHINFER_W4_STREAM_STAGES
-#define FLASHINFER_W4_STREAM_STAGES 24
-#endif
-constexpr int W4_STREAM_TOKENS = FLASHINFER_W4_STREAM_TOKENS;
+constexpr int W4_STREAM_TOKENS = 32;
 constexpr int W4_STREAM_MAX_SPLIT = 4;  // blocks that split K of its tiles
 
 /// Return how many blocks may split K of a tile.

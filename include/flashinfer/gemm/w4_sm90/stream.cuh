@@ -21,18 +21,15 @@ struct W4StreamTraits {
   static constexpr int TOKENS = TOKENS_, WEIGHTS = W4_WEIGHTS, FRAGMENTS = TOKENS / 8;
   static constexpr bool IS_E4M3 = false;
   static constexpr int SLABS = 2, BOX_SLABS = 2;  // of a stage, of a load
-  static constexpr int BOX_TOKENS = TOKENS == 8 ? FLASHINFER_W4_STREAM_BOX : 8;
+  // Tokens per load. Loads of 4 would read less where groups have few, with conflicts of banks.
+  static constexpr int BOX_TOKENS = 8;
   static_assert(!TakesE4M3(TYPE), "tokens are bf16");
   // Warps per 64 rows of weights. 18 warps on an SM have 96 registers each, which int4 codes and 16 tokens exceed.
   static constexpr bool NEEDS_REGISTERS = TYPE == WeightCode::kInt4 && TOKENS == 16;
-  static constexpr int K_PARTS = TOKENS == 8       ? FLASHINFER_W4_STREAM_PARTS
-                                 : NEEDS_REGISTERS ? 6
-                                 : TOKENS == 16    ? FLASHINFER_W4_STREAM_PARTS_16
-                                                   : W4_STRIPS;
-  static constexpr int BLOCKS_PER_SM = TOKENS == 8                        ? FLASHINFER_W4_STREAM_BLOCKS
-                                       : TOKENS == 16 && !NEEDS_REGISTERS ? FLASHINFER_W4_STREAM_BLOCKS_16
-                                                                          : 1;
-  static constexpr int PRODUCERS = FLASHINFER_W4_PRODUCERS;
+  static constexpr int K_PARTS = NEEDS_REGISTERS ? 6 : TOKENS <= 16 ? 4 : W4_STRIPS;
+  static constexpr int BLOCKS_PER_SM = TOKENS <= 16 && !NEEDS_REGISTERS ? 2 : 1;
+  // Warps that load, in turn. One took 1,620 clocks for the 6 loads of a stage that stages had once (H200).
+  static constexpr int PRODUCERS = 2;
   static constexpr bool ENCODES = false;  // tokens are loaded as they are (see SwappedTraits)
   static constexpr int THREADS = (CONSUMERS * K_PARTS + PRODUCERS) * 32;
   // Two slabs of BOX_TOKENS tokens, two of the next, ...
@@ -47,12 +44,10 @@ struct W4StreamTraits {
   static constexpr int RING_BYTES =
       (MAX_SHARED_BYTES + 1024) / BLOCKS_PER_SM - 1024 - BARRIER_BYTES - SPLIT_BYTES - SUM_BYTES - SWAP_BYTES;
   static constexpr int FITTING = RING_BYTES / (STAGE_BYTES + SCALE_BYTES);
-  static constexpr int STAGES =
-      (FITTING < FLASHINFER_W4_STREAM_STAGES ? FITTING : FLASHINFER_W4_STREAM_STAGES) / PRODUCERS * PRODUCERS;
+  static constexpr int STAGES = (FITTING < 24 ? FITTING : 24) / PRODUCERS * PRODUCERS;
   static constexpr int SHARED_BYTES =
       BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + SUM_BYTES + SWAP_BYTES;
   static constexpr int SPLIT_BARRIERS = BARRIER_BYTES - 64;  // byte offset of the barriers of SplitSum
-  static_assert(BOX_TOKENS == 8 || BOX_TOKENS == 4, "swizzle of tokens");
   static_assert(K_PARTS >= W4_STRIPS && STAGE_BYTES % 1024 == 0 && 2 * STAGES * 8 <= SPLIT_BARRIERS, "tile shape");
   static_assert(STAGES >= K_PARTS && K_PARTS % PRODUCERS == 0, "SumStream() relies on it");
 };

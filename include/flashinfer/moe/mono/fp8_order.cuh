@@ -13,7 +13,6 @@ namespace flashinfer {
 namespace fused_moe {
 namespace mono {
 
-constexpr int FP8_WARPS = FLASHINFER_MONO_ONE_WARPS, FP8_STAGES = FLASHINFER_MONO_ONE_STAGES;
 constexpr int FP8_COLUMNS = 128;  // columns of a source, as of a block of scales
 static_assert(FP8_COLUMNS == ROW_BYTES, "a stage has the columns of a source");
 constexpr int FP8_STAGE_BYTES = STAGE_BYTES + TILE_ROWS * 4;  // rows, then a scale of each

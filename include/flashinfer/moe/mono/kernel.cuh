@@ -260,8 +260,8 @@ Status Launch(const MonoParams& p, Stream stream) {
   const int blocks = attention::MaxActiveBlocksOf<KERNEL, THREADS, SHARED_BYTES>();
   if (blocks == 0) return cudaErrorNotSupported;
   const dim3 grid(blocks), block(THREADS);
-  LaunchConfig config(grid, block, SHARED_BYTES, p.enable_pdl && FLASHINFER_MONO_PDL, stream);
-  if (FLASHINFER_MONO_COOPERATIVE) config.SetCooperative();
+  LaunchConfig config(grid, block, SHARED_BYTES, false, stream);
+  config.SetCooperative();  // otherwise two such grids at once might wait for each other for ever
   const Status status = config.Launch(KERNEL, p);
   if (status != cudaErrorCooperativeLaunchTooLarge) return status;
   cudaGetLastError();  // clear it: a context with a part of the SMs
@@ -270,16 +270,12 @@ Status Launch(const MonoParams& p, Stream stream) {
 
 }  // namespace mono
 
-template <typename Weights>
+/// TILES of 8 tokens. Layers of more than MONO_TOKENS take less time in stages.
+template <typename Weights, int TILES = MONO_TOKENS / 8>
 Status LaunchMono(const MonoParams& p, Stream stream) {
-  constexpr int THREADS = Weights::WARPS * 32;
-  if constexpr (FLASHINFER_MONO_TOKENS > 8) {
-    if (p.tokens > 8) {
-      return mono::Launch<mono::MonoKernel<Weights, 2>, THREADS, sizeof(mono::Memory<Weights, 2>)>(p, stream);
-    }
-  }
-  if (p.tokens > 8) return cudaErrorNotSupported;
-  return mono::Launch<mono::MonoKernel<Weights, 1>, THREADS, sizeof(mono::Memory<Weights, 1>)>(p, stream);
+  if (p.tokens > TILES * 8) return cudaErrorNotSupported;
+  constexpr int THREADS = Weights::WARPS * 32, BYTES = sizeof(mono::Memory<Weights, TILES>);
+  return mono::Launch<mono::MonoKernel<Weights, TILES>, THREADS, BYTES>(p, stream);
 }
 
 }  // namespace fused_moe

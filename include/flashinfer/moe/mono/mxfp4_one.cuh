@@ -19,7 +19,6 @@ namespace flashinfer {
 namespace fused_moe {
 namespace mono {
 
-constexpr int MXFP4_WARPS = FLASHINFER_MONO_MXFP4_WARPS, MXFP4_STAGES = FLASHINFER_MONO_MXFP4_STAGES;
 constexpr int MXFP4_HALVES = 2 * MXFP4_WARPS;
 static_assert(MXFP4_HALVES % 4 == 0, "four lanes add the sums of a row");
 

@@ -4,42 +4,21 @@
 #include "../route.h"
 #include "../workspace.h"
 
-// Numbers to tune, settable with -D.
-#ifndef FLASHINFER_MONO_WARPS
-#define FLASHINFER_MONO_WARPS 16  // warps of a block with 16-bit weights, a power of two
-#endif
-#ifndef FLASHINFER_MONO_STAGES
-#define FLASHINFER_MONO_STAGES 4  // stages of each warp's ring, 2 KB each
-#endif
-#ifndef FLASHINFER_MONO_ONE_WARPS
-#define FLASHINFER_MONO_ONE_WARPS 16  // with e4m3 weights and one token
-#endif
-#ifndef FLASHINFER_MONO_ONE_STAGES
-#define FLASHINFER_MONO_ONE_STAGES 4
-#endif
-#ifndef FLASHINFER_MONO_FP8_TOKENS
-#define FLASHINFER_MONO_FP8_TOKENS 8  // most tokens of a layer with e4m3 weights that takes this kernel, up to 8
-#endif
-#ifndef FLASHINFER_MONO_MXFP4_WARPS
-#define FLASHINFER_MONO_MXFP4_WARPS 16  // with MXFP4 and one token
-#endif
-#ifndef FLASHINFER_MONO_MXFP4_STAGES
-#define FLASHINFER_MONO_MXFP4_STAGES 3  // 2 KB of codes each
-#endif
-#ifndef FLASHINFER_MONO_TOKENS
-#define FLASHINFER_MONO_TOKENS 8  // most tokens of a layer of 16-bit weights that takes this kernel, up to 16; 0: none
-#endif
-#ifndef FLASHINFER_MONO_COOPERATIVE
-#define FLASHINFER_MONO_COOPERATIVE 1  // 0, for timing only: two such grids at once may wait for each other for ever
-#endif
-#ifndef FLASHINFER_MONO_PDL
-#define FLASHINFER_MONO_PDL 0  // 1: may start before the kernel before it has ended, if the call allows it
-#endif
-
 namespace flashinfer {
 namespace fused_moe {
 
-constexpr int64_t MONO_MAX_TOKENS = 16, MONO_MAX_PAIRS = 128;  // what the kernel's tables hold
+constexpr int64_t MONO_MAX_PAIRS = 128;  // what the kernel's tables hold
+constexpr int64_t MONO_TOKENS = 8;       // at most, of a layer of 16-bit or e4m3 weights that takes this kernel
+
+namespace mono {
+
+/// Warps of a block, and stages of 2 KB of each warp's ring: of 16-bit weights, of e4m3 weights, and of MXFP4 weights and
+/// one token.
+constexpr int PLAIN_WARPS = 16, PLAIN_STAGES = 4;
+constexpr int FP8_WARPS = 16, FP8_STAGES = 4;
+constexpr int MXFP4_WARPS = 16, MXFP4_STAGES = 3;
+
+}  // namespace mono
 
 /// Routing by the kernel itself, which finds experts and scales if there are logits.
 struct MonoRouting {
@@ -76,8 +55,7 @@ inline bool TakesMono(const LayerSizes& s, int64_t input_stride) {
   const bool is_plain = s.format == Format::kPlain, is_tensor = s.format == Format::kFp8Tensor;
   const bool is_fp8 = is_tensor || s.format == Format::kFp8Block;
   if (!is_plain && !is_fp8 && s.format != Format::kMxfp4) return false;
-  if (s.tokens > (is_plain ? FLASHINFER_MONO_TOKENS : is_fp8 ? FLASHINFER_MONO_FP8_TOKENS : 1)) return false;
-  if (s.tokens > MONO_MAX_TOKENS || s.pairs() > MONO_MAX_PAIRS) return false;
+  if (s.tokens > (is_plain || is_fp8 ? MONO_TOKENS : 1) || s.pairs() > MONO_MAX_PAIRS) return false;
   return s.intermediate > 0 && input_stride % (is_tensor ? 16 : 8) == 0;
 }
 

@@ -64,7 +64,7 @@ template <typename T>
 struct PlainWeights {
   using Element = T;
   static constexpr int COLUMNS = ROW_BYTES / 2, BYTES = STAGE_BYTES;  // size of a stage
-  static constexpr int WARPS = FLASHINFER_MONO_WARPS, STAGES = FLASHINFER_MONO_STAGES;
+  static constexpr int WARPS = PLAIN_WARPS, STAGES = PLAIN_STAGES;
   static constexpr int VECTORS = 2;  // pieces of 16 bytes that a lane has of a token
 
   __device__ __forceinline__ static void Request(uint32_t stage, const Matrix& m, int expert, int row, int used,
