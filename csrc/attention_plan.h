@@ -177,6 +177,12 @@ inline void CheckInput(const char* op, const PlanInput& in) {
       FLASHINFER_THROW(ArgumentError) << op << ": indptr must not decrease, got request " << b << " with " << rows
                                       << " rows, " << pages << " pages and " << keys << " keys";
     }
+    const int64_t last_row = in.qo_indptr != nullptr ? in.qo_indptr[b + 1] : 0;
+    if (last_row * in.num_qo_heads > INT32_MAX) {  // what follows counts rows of all heads in 32 bits
+      FLASHINFER_THROW(ArgumentError) << op << ": qo_indptr must be at most " << INT32_MAX / in.num_qo_heads
+                                      << " (2^31 rows of num_qo_heads = " << in.num_qo_heads << " heads), got "
+                                      << last_row << " at request " << b;
+    }
     if (pages > 0 && keys > pages * in.page_size) {
       FLASHINFER_THROW(ArgumentError) << op << ": request " << b << " must have at most " << pages * in.page_size
                                       << " keys (its pages), got " << keys;

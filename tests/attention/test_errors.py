@@ -524,3 +524,11 @@ def test_numbers_that_are_none(device, kind, name):
     for bad in ("1", torch.ones(1)):
         with pytest.raises(TypeError, match=rf"plan: {name} must be float.*, got a {type(bad).__name__}"):
             Scene(kind, device).plan(**{name: bad})
+
+
+def test_rows_beyond_32_bits(device):
+    """Rows of all heads are counted in 32 bits: such a plan was empty, or took all memory."""
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(calls.workspace(device))
+    indptr, one = torch.tensor([0, (1 << 31) - 1], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+    with pytest.raises(ArgumentError, match=r"batch_prefill: qo_indptr must be at most 536870911 .*, got 2147483647"):
+        wrapper.plan(indptr, one, one[:1], one[1:], 4, 2, 64, 16, q_data_type=torch.float16)
