@@ -48,6 +48,7 @@ void RunActAndMul(const char* op, const TensorView& out, const TensorView& input
   expect_out.same_device(input, "input").same_dtype(input, "input").rank(input.ndim());
   for (int i = 0; i + 1 < input.ndim(); ++i) expect_out.dim(i, input.size(i), "that of input");
   expect_out.dim(input.ndim() - 1, width / 2, "half of input.shape[-1]").last_dim_contiguous().distinct();
+  expect_out.apart_or_in_place(input, "input");
   if (out.numel() == 0) return;
 
   DispatchFloat(input.dtype(), [&](auto tag) {
@@ -86,7 +87,7 @@ void swiglu(TensorView out, TensorView x, TensorView gate) {
   for (auto [name, t] : {std::pair{"gate", &gate}, std::pair{"out", &out}}) {
     Expect(op, name, *t).same_device(x, "x").same_dtype(x, "x").same_shape(x, "x");
   }
-  Expect(op, "out", out).distinct();
+  Expect(op, "out", out).distinct().apart_or_in_place(x, "x").apart_or_in_place(gate, "gate");
   if (x.numel() == 0) return;
   const bool flat = x.IsContiguous() && gate.IsContiguous() && out.IsContiguous();
   if (!flat) {

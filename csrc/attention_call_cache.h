@@ -138,9 +138,9 @@ void GiveTensors(const char* op, Record& record, const Repetition& given, bool s
   if (call.is_paged) {
     const Pages keys(k, v.has_value() ? -1 : 0, call.layout);
     const Pages values(v.has_value() ? *v : k, v.has_value() ? -1 : 1, call.layout);
-    SetKeys(p, op, q, keys.view(), values.view(), call.layout, true);
+    SetKeys(p, op, q, o, keys.view(), values.view(), call.layout, true);
   } else {
-    SetKeys(p, op, q, k, *v, call.layout, false);
+    SetKeys(p, op, q, o, k, *v, call.layout, false);
   }
   if constexpr (HasScale<P>::value) p.sm_scale = sm_scale;
   call.enable_pdl = enable_pdl;

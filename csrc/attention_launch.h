@@ -56,7 +56,7 @@ inline void SetQueries(Params& p, const char* op, const TensorView& q, const Ten
   Expect(op, "q", q).dim(-1, Params::HEAD_DIM_QK - Params::HEAD_DIM_PE, "head_dim_qk of the module");
   Expect(op, "out", o).same_device(q, "q").dtype({DL_TYPE<Params::DTypeO>}).rank(q.ndim()).last_dim_contiguous();
   Expect(op, "out", o).dim(-1, Params::HEAD_DIM_VO, "head_dim_vo of the module").dim(0, q.size(0), "q.shape[0]");
-  Expect(op, "out", o).dim(heads, q.size(heads), "heads of q").distinct();
+  Expect(op, "out", o).dim(heads, q.size(heads), "heads of q").distinct().apart(q, "q");
   p.q = q.data_ptr<Params::DTypeQ>();
   p.o = o.data_ptr<Params::DTypeO>();
   p.q_stride_n = heads == 0 ? 0 : StrideOf(q, 0);
@@ -65,7 +65,7 @@ inline void SetQueries(Params& p, const char* op, const TensorView& q, const Ten
   p.o_stride_h = StrideOf(o, heads);
   p.num_qo_heads = int32_t(q.size(heads));
   if (lse.has_value()) {
-    Expect(op, "lse", *lse).same_device(q, "q").dtype({dl_float32}).contiguous();
+    Expect(op, "lse", *lse).same_device(q, "q").dtype({dl_float32}).contiguous().apart(q, "q").apart(o, "out");
     Expect(op, "lse", *lse).numel((heads == 0 ? 1 : q.size(0)) * p.num_qo_heads);
     p.lse = (*lse).data_ptr<float>();
   }
@@ -89,8 +89,8 @@ inline void SetHeads(Params& p, const char* op, int64_t num_kv_heads) {
 
 /// k and v are pages [page, page_size, heads, head_dim] (layout 0) or [page, heads, page_size, head_dim]; without the
 /// first dimension if not paged.
-inline void SetKeys(Params& p, const char* op, const TensorView& q, const TensorView& k, const TensorView& v,
-                    int64_t layout, bool is_paged) {
+inline void SetKeys(Params& p, const char* op, const TensorView& q, const TensorView& o, const TensorView& k,
+                    const TensorView& v, int64_t layout, bool is_paged) {
   const int first = is_paged ? 1 : 0, n = first + (layout == 0 ? 0 : 1), h = first + (layout == 0 ? 1 : 0);
   const DLDataType dtype = DL_TYPE<Params::DTypeKV>;
   Expect(op, "k", k).same_device(q, "q").dtype({dtype}).rank(first + 3).last_dim_contiguous();
@@ -98,6 +98,7 @@ inline void SetKeys(Params& p, const char* op, const TensorView& q, const Tensor
   Expect(op, "k", k).dim(-1, Stored(Params::HEAD_DIM_QK), "head_dim_qk of the module");
   Expect(op, "v", v).dim(-1, Stored(Params::HEAD_DIM_VO), "head_dim_vo of the module");
   for (int i = 0; i < first + 2; ++i) Expect(op, "v", v).dim(i, k.size(i), "that of k");
+  Expect(op, "out", o).apart(k, "k").apart(v, "v");
   CheckReach(op, "k", k);
   CheckReach(op, "v", v);
   SetHeads(p, op, k.size(h));

@@ -27,7 +27,7 @@ inline SingleCall NextSingle(const char* op, Arguments& args) {
   const int64_t mask_mode = args.Next<int64_t>(), layout = args.Next<int64_t>(), window_left = args.Next<int64_t>();
   Expect(op, "q", q).rank(3);
   SetQueries(p, op, q, o, lse);
-  SetKeys(p, op, q, k, v, layout, false);
+  SetKeys(p, op, q, o, k, v, layout, false);
   ExtrasReader reader(args, q, layout, false);
   ReadExtras(p, reader);
   p.qo_len = int32_t(q.size(0));

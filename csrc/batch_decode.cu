@@ -115,7 +115,7 @@ static CheckedCall Check(Arguments& args) {
   Params p{};
   Expect(OP, "q", q).rank(3);
   SetQueries(p, OP, q, o, lse);
-  SetKeys(p, OP, q, k, v, layout, true);
+  SetKeys(p, OP, q, o, k, v, layout, true);
   ExtrasReader reader(args, q, layout, true);
   ReadExtras(p, reader);
   const int64_t batch_size = kv_indptr.numel() - 1;

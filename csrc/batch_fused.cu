@@ -76,7 +76,7 @@ FusedCall Check(Arguments& args) {
   const bool enable_pdl = args.Next<bool>();
   Expect(OP, "q", q).rank(3);
   SetQueries(p, OP, q, o, lse);
-  SetKeys(p, OP, q, k, v, layout, true);
+  SetKeys(p, OP, q, o, k, v, layout, true);
   ExtrasReader reader(args, q, layout, true);
   ReadExtras(p, reader);
   SetMaskMode(p, OP, mask_mode);

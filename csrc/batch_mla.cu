@@ -113,6 +113,7 @@ void SetTensors(Params& p, const TensorView& q_nope, const Optional<TensorView>&
       .dim(1, page_size, "page_size")
       .dim(2, Params::HEAD_DIM_VO, "head_dim_ckv of the module")
       .last_dim_contiguous();
+  Expect(OP, "out", o).apart(ckv_cache, "ckv_cache").apart(kpe_cache, "kpe_cache").apart(q_pe, "q_pe");
   CheckReach(OP, "ckv_cache", ckv_cache);
   SetHeads(p, OP, 1);
   p.k = p.v = ckv_cache.data_ptr<Params::DTypeKV>();

@@ -60,7 +60,7 @@ Params ParamsOf(Arguments& args, const TensorView& q, const TensorView& k, const
   Params p{};
   Expect(OP, "q", q).rank(3);
   SetQueries(p, OP, q, o, lse);
-  SetKeys(p, OP, q, k, v, rest.layout, is_paged);
+  SetKeys(p, OP, q, o, k, v, rest.layout, is_paged);
   p.qo_len = int32_t(q.size(0));
   p.qo_indptr = Indices(OP, "qo_indptr", qo_indptr, q, 1);
   p.kv_indptr = Indices(OP, "kv_indptr", kv_indptr, q, qo_indptr.size(0));

@@ -98,8 +98,8 @@ void merge_state(TensorView v, TensorView s, TensorView v_a, TensorView s_a, Ten
 void merge_state_in_place(TensorView v, TensorView s, TensorView v_other, TensorView s_other,
                           Optional<TensorView> mask) {
   const char* op = "merge_state_in_place";
-  Expect(op, "v", v).distinct();
-  Expect(op, "s", s).distinct();
+  Expect(op, "v", v).distinct().apart(v_other, "v_other").apart(s_other, "s_other").apart(s, "s");
+  Expect(op, "s", s).distinct().apart(s_other, "s_other").apart(v_other, "v_other");
   const TensorView* rows = nullptr;
   if (mask.has_value()) {
     Expect(op, "v", v).rank(3);

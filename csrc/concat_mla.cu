@@ -27,6 +27,7 @@ void concat_mla_k(TensorView k, TensorView k_nope, TensorView k_rope) {
         .dim(1, heads, fixed)
         .dim(2, width, fixed)
         .last_dim_contiguous();
+    Expect(op, "k", k).apart(*t, name);
   }
   const int size = k.dtype().bits / 8;
   ConcatMlaKParams p{};

@@ -230,6 +230,8 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
   DeviceGuard guard(input.device());
   flashinfer::CallMemory memory;
   char* buffer = Buffer(workspace, input, w.bytes, &memory);
+  Expect(OP, "output", output).apart(workspace, "workspace_buffer");
+  Expect(OP, "input", input).apart(workspace, "workspace_buffer");
   if (s.tokens == 0 || s.hidden == 0) return;
   const bool pdl = UsePdl(enable_pdl, input.device());
 #if defined(FLASHINFER_CPU)

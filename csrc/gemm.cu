@@ -142,6 +142,8 @@ void gemm(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_sca
   Expect(OP, "b", b).dim(b.ndim() - 1, p.k, "a.shape[-1]");
   Expect(OP, "out", out).dim(last - 1, p.m, "a.shape[-2]").dim(last, p.n, "b.shape[-2]");
   if (last == 2) Expect(OP, "out", out).dim(0, p.batch, "b.shape[0]");
+  Expect(OP, "out", out).apart(a, "a").apart(b, "b").apart(bias, "bias");
+  Expect(OP, "out", out).apart(a_scale, "a_scale").apart(b_scale, "b_scale");
   p.a = MatrixOf(a), p.b = MatrixOf(b), p.d = MatrixOf(out);
   p.a_scale = ScaleOf("a_scale", a_scale, a, "a", scale_m, scale_k);
   p.b_scale = ScaleOf("b_scale", b_scale, b, "b", scale_n, scale_k);

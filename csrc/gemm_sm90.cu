@@ -144,6 +144,7 @@ bool Describe(GemmProblem* p, const TensorView& out, const TensorView& a, const 
   FillGroups(p, a, b, groups, weight_indices);
   CheckMatrix("b", b, p->n, p->k);
   CheckMatrix("out", out, p->m, p->n);
+  Expect(OP, "out", out).distinct().apart(a, "a").apart(b, "b").apart(bias, "bias");
   if (out.ndim() == 3) Expect(OP, "out", out).dim(0, p->batch, "b.shape[0]");
   p->a = a.data_ptr(), p->b = b.data_ptr(), p->d = out.data_ptr();
   p->a_stride = RowStride(a), p->b_stride = RowStride(b), p->d_stride = RowStride(out);

@@ -20,7 +20,7 @@ MoePermuteParams Permutation(const char* op, const TensorView& output, const Ten
   Expect(op, "input", input).on_device().rank(2).last_dim_contiguous();
   Expect(op, "row_to_pair", row_to_pair).same_device(input, "input").dtype({dl_int32}).rank(1).contiguous();
   Expect(op, "output", output).same_device(input, "input").rank(2).last_dim_contiguous().distinct();
-  Expect(op, "output", output).dim(1, input.size(1), "input.shape[1]");
+  Expect(op, "output", output).dim(1, input.size(1), "input.shape[1]").apart(input, "input");
   if (output.size(0) < row_to_pair.size(0)) {
     FLASHINFER_THROW(ArgumentError) << op << ": output must have at least " << row_to_pair.size(0)
                                     << " rows (row_to_pair.shape[0]), got " << output.size(0);
@@ -150,7 +150,7 @@ void moe_finalize(TensorView output, TensorView rows, TensorView pair_to_row, Op
   Expect(op, "output", output)
       .dim(0, pair_to_row.size(0), "num_tokens")
       .dim(1, rows.size(1), "permuted_input.shape[1]");
-  Expect(op, "output", output).last_dim_contiguous().distinct();
+  Expect(op, "output", output).last_dim_contiguous().distinct().apart(rows, of_rows);
   const float* factors = nullptr;
   if (scales.has_value()) {
     Expect(op, "topk_scales", scales.value()).same_device(rows, of_rows).dtype({dl_float32}).contiguous();

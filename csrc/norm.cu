@@ -49,13 +49,18 @@ void RunRMSNorm(const char* op, const TensorView& out, const TensorView& input, 
       .dim(0, hidden, "the last dimension of input");
   const char* out_name = &out == &input ? "input" : "out";  // in place
   Expect(op, out_name, out).same_device(input, "input").same_shape(input, "input").last_dim_contiguous().distinct();
+  if (&out != &input) Expect(op, "out", out).apart_or_in_place(input, "input");
+  Expect(op, out_name, out).apart(weight, "weight");
   if (residual != nullptr) {
     Expect(op, "residual", *residual)
         .same_device(input, "input")
         .same_dtype(input, "input")
         .same_shape(input, "input")
         .last_dim_contiguous()
-        .distinct();
+        .distinct()
+        .apart(input, "input")
+        .apart(out, out_name)
+        .apart(weight, "weight");
   }
   if (scale != nullptr) {
     Expect(op, "out", out).dtype({dl_float8_e4m3fn, dl_float8_e5m2});
@@ -102,6 +107,7 @@ void RunLayerNorm(const char* op, const TensorView& out, const TensorView& input
         .contiguous();
   }
   Expect(op, "out", out).same_device(input, "input").same_shape(input, "input").last_dim_contiguous().distinct();
+  Expect(op, "out", out).apart_or_in_place(input, "input").apart(gamma, "gemma").apart(beta, "beta");
   if (scale != nullptr) {
     Expect(op, "out", out).dtype({dl_float8_e4m3fn, dl_float8_e5m2});
     Expect(op, "scale", *scale).same_device(input, "input").dtype({dl_float32}).numel(1);

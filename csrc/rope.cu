@@ -41,7 +41,7 @@ RopeParams PairOfHeads(const char* op, const TensorView& q, const TensorView& k,
   Expect(op, "k", k).dim(2, q.size(2), "q.shape[2]");
   ExpectHeads(op, "q_rope", q_rope, q, 3, 3);
   ExpectHeads(op, "k_rope", k_rope, q, 3, 3);
-  Expect(op, q_out.has_value() ? "q_rope" : "q", q_rope).same_shape(q, "q").distinct();
+  Expect(op, q_out.has_value() ? "q_rope" : "q", q_rope).same_shape(q, "q").distinct().apart(k, "k");
   Expect(op, k_out.has_value() ? "k_rope" : "k", k_rope).same_shape(k, "k").distinct();
   RopeParams p{};
   p.tokens = q.size(0);
@@ -99,7 +99,11 @@ RopeParams QuantizeQuery(const char* op, const TensorView& q_rope, const TensorV
       .same_device(q_rope, "q_rope")
       .same_dtype(q_rope_out, "q_rope_out")
       .last_dim_contiguous()
-      .distinct();
+      .distinct()
+      .apart(q_rope, "q_rope")
+      .apart(q_rope_out, "q_rope_out")
+      .apart(q_nope, "q_nope");
+  Expect(op, "q_rope_out", q_rope_out).apart(q_rope, "q_rope").apart(q_nope, "q_nope");
   RopeParams p{};
   p.tokens = q_rope.size(0);
   p.interleave = interleave;
@@ -172,7 +176,10 @@ void apply_rope_pos_ids_cos_sin_cache(TensorView query, TensorView key, Optional
   const TensorView q_out = OutputOf(query, query_out), k_out = OutputOf(key, key_out);
   Expect(op, "query", query).on_device().rank(2, 3).dtype({dl_float16, dl_bfloat16, dl_float32}).last_dim_contiguous();
   ExpectHeads(op, "key", key, query, 2, 3);
-  Expect(op, query_out.has_value() ? "query_out" : "query", q_out).same_shape(query, "query").distinct();
+  Expect(op, query_out.has_value() ? "query_out" : "query", q_out)
+      .same_shape(query, "query")
+      .distinct()
+      .apart(key, "key");
   Expect(op, key_out.has_value() ? "key_out" : "key", k_out).same_shape(key, "key").distinct();
   for (auto [name, out] : {std::pair{"query_out", &q_out}, std::pair{"key_out", &k_out}}) {
     Expect(op, name, *out).same_device(query, "query").same_dtype(query, "query").last_dim_contiguous();
@@ -214,7 +221,9 @@ void rope_quantize(TensorView q_rope, TensorView k_rope, Optional<TensorView> q_
         .same_device(q_rope, "q_rope")
         .same_dtype(q_rope_out, "q_rope_out")
         .last_dim_contiguous()
-        .distinct();
+        .distinct()
+        .apart(k_rope, "k_rope")
+        .apart(k_nope, "k_nope");
   }
   Expect(op, "k_rope_out", k_rope_out).same_shape(k_rope, "k_rope");
   if (k_nope.has_value()) {

@@ -17,7 +17,7 @@ void single_decode_run(Arguments& args) {
   Params p{};
   Expect(op, "q", q).rank(2);
   SetQueries(p, op, q, o, lse);
-  SetKeys(p, op, q, k, v, layout, false);
+  SetKeys(p, op, q, o, k, v, layout, false);
   ExtrasReader reader(args, q, layout, false);
   ReadExtras(p, reader);
   p.qo_len = 1;

@@ -47,7 +47,8 @@ T* Output(const Common& c, const char* name, const Optional<TensorView>& t, DLDa
       .rank(2)
       .dim(0, c.input.size(0), "rows")
       .dim(1, c.k, "k")
-      .contiguous();
+      .contiguous()
+      .apart(c.input, c.name);
   return static_cast<T*>((*t).data_ptr());
 }
 
@@ -131,6 +132,10 @@ void top_k_page_table_transform(TensorView out, Optional<TensorView> out_raw_ind
     p.row_starts = RowNumbers(c, "row_starts", row_starts, p.rows);
     p.page_table_row_starts = RowNumbers(c, "page_table_row_starts", page_table_row_starts, p.rows);
     p.transformed = Output<int32_t>(c, "out", out, dl_int32);
+    for (auto [name, t] : {std::pair{"src_page_table", &src_page_table}, std::pair{"lengths", &lengths}}) {
+      Expect(op, "out", out).apart(*t, name);
+    }
+    Expect(op, "out", out).apart(row_to_batch, "row_to_batch").apart(row_starts, "row_starts");
     p.raw_indices = Output<int32_t>(c, "out_raw_indices", out_raw_indices, dl_int32);
 #ifdef FLASHINFER_CPU
     CheckPageTable(op, p);

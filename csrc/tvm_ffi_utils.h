@@ -405,14 +405,28 @@ class Expect {
     }
     return *this;
   }
-  /// Refuse expanded tensors as outputs: no two elements may share memory.
+  /// Refuse outputs whose elements share memory: expanded tensors, and rows that lie over each other.
   const Expect& distinct() const {
-    for (int i = 0; i < t_.ndim(); ++i) {
-      if (t_.size(i) > 1 && t_.stride(i) == 0) {
-        Fail() << ".stride(" << i << ") must not be 0 for an output (its elements would share memory), got 0";
-      }
+    int64_t span = 1;  // elements from the first to the last of the dimensions seen so far
+    for (int i = t_.ndim() - 1; i >= 0; --i) {
+      if (t_.size(i) < 2) continue;
+      if (t_.stride(i) < span) return distinct_in_any_order();
+      span += (t_.size(i) - 1) * t_.stride(i);
     }
     return *this;
+  }
+  /// Refuse an output that shares memory with `other`, which is read while the output is written.
+  const Expect& apart(const TensorView& other, const char* of) const {
+    if (MayOverlap(t_, other) && !AreColumnsBesideOthers(t_, other)) FailShared(of);
+    return *this;
+  }
+  /// The same, except for an output whose elements lie where those of `other` begin: each is read before it is written.
+  const Expect& apart_or_in_place(const TensorView& other, const char* of) const {
+    if (MayOverlap(t_, other) && !IsInPlace(other) && !AreColumnsBesideOthers(t_, other)) FailShared(of);
+    return *this;
+  }
+  const Expect& apart(const Optional<TensorView>& other, const char* of) const {
+    return other.has_value() ? apart(other.value(), of) : *this;
   }
   const Expect& contiguous() const {
     if (!t_.IsContiguous()) Fail() << " must be contiguous, got strides " << Sizes(t_.strides());
@@ -425,6 +439,83 @@ class Expect {
     std::string names;
     for (DLDataType d : allowed) names += (names.empty() ? "" : " or ") + DTypeName(d);
     Fail() << " must be " << names << ", got " << t_.dtype();
+  }
+  __attribute__((noinline, cold)) const Expect& distinct_in_any_order() const {
+    int64_t span = 1, done = -1;  // dimensions with strides up to `done` have been seen
+    for (;;) {
+      int next = -1;
+      for (int i = 0; i < t_.ndim(); ++i) {
+        if (t_.size(i) == 0) return *this;
+        const bool is_left = t_.size(i) > 1 && t_.stride(i) > done;
+        if (is_left && (next < 0 || t_.stride(i) < t_.stride(next))) next = i;
+      }
+      if (next < 0) return *this;
+      done = t_.stride(next);
+      for (int i = 0; i < t_.ndim(); ++i) {  // those with one stride come one after the other
+        if (t_.size(i) < 2 || t_.stride(i) != done) continue;
+        if (done < span) {
+          if (done == 0) {
+            Fail() << ".stride(" << i << ") must not be 0 for an output (its elements would share memory), got 0";
+          }
+          Fail() << ".stride(" << i << ") must be at least " << span
+                 << " for an output (its elements would share memory), got " << done;
+        }
+        span += (t_.size(i) - 1) * done;
+      }
+    }
+  }
+  [[noreturn]] __attribute__((noinline, cold)) void FailShared(const char* of) const {
+    Fail() << " must not share memory with " << of << " (it is written while " << of << " is read), got addresses from "
+           << (unsigned long long)(Begin(t_)) << " on";
+  }
+
+  static uintptr_t Begin(const TensorView& t) { return reinterpret_cast<uintptr_t>(t.data_ptr()); }
+  static int64_t Bytes(const TensorView& t) { return (t.dtype().bits * t.dtype().lanes + 7) / 8; }
+  static uintptr_t End(const TensorView& t) {
+    int64_t span = 1;
+    for (int i = 0; i < t.ndim(); ++i) {
+      if (t.size(i) == 0) return 0;  // an empty tensor lies over nothing
+      span += (t.size(i) - 1) * t.stride(i);
+    }
+    return Begin(t) + span * Bytes(t);
+  }
+  static bool MayOverlap(const TensorView& a, const TensorView& b) {
+    return Begin(a) < End(b) && Begin(b) < End(a) && SameDevice(a.device(), b.device());
+  }
+  /// Tell whether element for element, or row for row, the output begins where `other` does.
+  __attribute__((noinline, cold)) bool IsInPlace(const TensorView& other) const {
+    if (Begin(t_) != Begin(other) || Bytes(t_) != Bytes(other) || t_.ndim() != other.ndim()) return false;
+    for (int i = 0; i < t_.ndim(); ++i) {
+      const bool is_row = i + 1 == t_.ndim();
+      if (!is_row && t_.size(i) != other.size(i)) return false;
+      if (t_.size(i) > 1 && t_.stride(i) != other.stride(i)) return false;
+    }
+    return true;
+  }
+  /// Tell whether two tensors are views of different columns of one, such as q and k of qkv: for some distance `step`,
+  /// both consist of blocks that are whole multiples of it apart, and no block reaches the next one of the other.
+  __attribute__((noinline, cold)) static bool AreColumnsBesideOthers(const TensorView& a, const TensorView& b) {
+    for (const TensorView* t : {&a, &b}) {
+      for (int i = 0; i < t->ndim(); ++i) {
+        const int64_t step = t->size(i) > 1 ? t->stride(i) * Bytes(*t) : 0;
+        if (step == 0) continue;
+        const int64_t of_a = BlockBytes(a, step), of_b = BlockBytes(b, step);
+        const uintptr_t distance =
+            Begin(b) - Begin(a) + (Begin(b) < Begin(a) ? ((Begin(a) - Begin(b)) / step + 1) * step : 0);
+        const int64_t offset = int64_t(distance % step);
+        if (offset >= of_a && offset + of_b <= step) return true;
+      }
+    }
+    return false;
+  }
+  /// Bytes of a block: what the dimensions span whose strides are no multiples of `step`.
+  static int64_t BlockBytes(const TensorView& t, int64_t step) {
+    int64_t span = Bytes(t);
+    for (int i = 0; i < t.ndim(); ++i) {
+      const int64_t stride = t.stride(i) * Bytes(t);
+      if (stride % step != 0) span += (t.size(i) - 1) * stride;
+    }
+    return span;
   }
   static std::string Shape(const TensorView& t) { return Sizes(t.shape()); }
   __attribute__((cold)) static std::string Sizes(tvm::ffi::ShapeView sizes) {

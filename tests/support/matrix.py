@@ -244,6 +244,32 @@ ROWS = [
 ]
 
 
+_TAIL = """## Views, and outputs over inputs
+
+Inputs may be views of any memory that the function's docstring allows. What is looked at, and what is not:
+
+- **An output must have memory of its own.** An output whose elements share memory (an expanded tensor, rows that lie
+  half over each other) is an error, and so is an output that shares memory with an input: `mm_bf16`, `bmm_bf16`,
+  `bmm_fp8`, `tinygemm_bf16`, grouped products, attention (`out` and `lse` against queries, keys and values),
+  `concat_mla_k`, `rope_quantize_fp8`, `top_k_page_table_transform`, `moe_permute`, `moe_unpermute`, and the
+  `workspace_buffer` of `cutlass_fused_moe` against its input and output. Addresses are compared. Views of different
+  columns of one buffer, such as q, k and v of one projection, do not share memory.
+- **In place is right** where each element is read before its place is written: `out=input` of `rmsnorm`,
+  `gemma_rmsnorm` and `swiglu`; `out=input[..., :n]`, the first half of the input, of `silu_and_mul`, `gelu_and_mul` and
+  `gelu_tanh_and_mul`; functions named `_inplace` or `_in_place`, and `fused_add_rmsnorm`; `output=input` of
+  `cutlass_fused_moe`. An output that begins elsewhere in the input is an error.
+- **Not compared:** workspaces of attention, which must lie apart from all other tensors of the call; caches of keys and
+  values with each other; inputs of one call with the outputs of another that runs at the same time.
+- **The negative bit of torch is not seen.** `x.conj().imag` and `torch._neg_view(x)` are tensors whose memory holds the
+  other sign. Asking a tensor takes 0.1 us, as much as all other checks of a call. Functions that copy a view
+  (`contiguous()`) give the right result and others refuse the stride of 2 that `imag` has, but not all: those that take
+  any strides (scores `s` of `merge_state` and its relatives, scales of FP8 products), tensors with one column, and a
+  contiguous `torch._neg_view`, are read with the other sign. Call `x.resolve_neg()` before.
+- **Lists.** A list where a tensor or a number belongs is an error, also one that contains itself. Tuples and
+  dictionaries are not looked at before they are converted: a tuple nested 100,000 deep ends the process.
+"""
+
+
 def cell(row: Row, dtype: str) -> str:
     if dtype in row.left_out:
         return ""
@@ -273,6 +299,7 @@ def page() -> str:
             cells = " | ".join(cell(row, dtype) for dtype in COLUMNS)
             parts.append(f"| `{row.path.split('.')[-1]}` | {data} | {cells} |")
         parts.append("")
+    parts.append(_TAIL)
     return "\n".join(parts)
 
 
