@@ -80,6 +80,15 @@ def explain_kinds(op: str, func: Callable[..., Any], error: Exception, *args: An
     explain_arguments(op, error, *((name, hints.get(name), value) for name, value in inputs_first))
 
 
+def refuse_list(op: str, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Raise an error that names the first argument that is a list, whatever the list contains."""
+    for name, value in inspect.signature(func).bind(*args, **kwargs).arguments.items():
+        if type(value) is list:
+            hint = get_type_hints(func).get(name)
+            kinds = " or ".join(getattr(kind, "__name__", str(kind)) for kind in _kinds(hint) if kind is not type(None))
+            raise TypeError(f"{op}: {name} must be {kinds}, got a list")
+
+
 def explain_arguments(op: str, error: Exception, *arguments: tuple[str, Any, Any]) -> None:
     """Do the work of :func:`explain_kinds` for triples of name, type and value."""
     if isinstance(error, (ArgumentError, BackendSupportedError)):  # these errors name the argument already

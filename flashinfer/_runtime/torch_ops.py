@@ -24,19 +24,21 @@ An op lives as long as the process, while this module may be imported again (eve
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any, Callable, Iterable, Optional, Sequence, TypeVar, Union, overload
 
 import torch
 
-from .codegen_wrapper import compiler, is_traced, wrap_with
+from .codegen_wrapper import compiler, is_traced, parameters_of, wrap_with
 from .errors import ArgumentError
-from .explain_error import explain_kinds
+from .explain_error import explain_kinds, refuse_list
 
 __all__ = ["called", "register_custom_op", "register_fake_op"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NAMESPACE = "flashinfer"
+_TAKES_LISTS = re.compile("list|sequence|tuple", re.IGNORECASE)  # annotations
 
 
 class _Op:
@@ -89,6 +91,8 @@ def _bare_name(name: str) -> str:
 _CALL = """
 if _is_traced() or _compiler._is_compiling_flag:
     return _op({arguments})
+if {is_list}:
+    _refuse_list({arguments})
 try:
     return _func({arguments})
 except (TypeError, AttributeError, RuntimeError) as error:
@@ -186,7 +190,11 @@ def _register(
     op.func = fn
     registered = getattr(getattr(torch.ops, _NAMESPACE), name).default
     explain = functools.partial(explain_kinds, getattr(fn, "_called", name), fn)
-    return wrap_with(fn, _CALL, _CALL_NAMES | {"_op": registered, "_explain": explain})
+    refuse = functools.partial(refuse_list, getattr(fn, "_called", name), fn)
+    # TVM-FFI converts lists by recursion in C++, which a list that contains itself makes endless.
+    names = [p.name for p in parameters_of(fn) if not _TAKES_LISTS.search(str(p.annotation))]
+    body = _CALL.replace("{is_list}", " or ".join(f"{name}.__class__ is list" for name in names))
+    return wrap_with(fn, body, _CALL_NAMES | {"_op": registered, "_explain": explain, "_refuse_list": refuse})
 
 
 def register_fake_op(name: str, fn: Optional[F] = None) -> Any:

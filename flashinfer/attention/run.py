@@ -275,8 +275,13 @@ def repeat(
                 if type(k_scale) is not float:
                     return None
                 sm_scale *= k_scale
+            # TVM-FFI follows lists in lists without end (_runtime/torch_ops.py).
+            if q.__class__ is list or k.__class__ is list or v.__class__ is list or lse.__class__ is list:
+                return None
             if out is None:
                 out = allocate(record.shape, record.strides, record.dtype, record.device_index)
+            elif out.__class__ is list:
+                return None
             if lse is None and return_lse:
                 lse = record.scores()
             pdl = record.pdl and enable_pdl is not False

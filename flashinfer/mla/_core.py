@@ -434,6 +434,11 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                     or record.pdl_probe is not probes.device_support_pdl
                 ):
                     return None
+                # TVM-FFI follows lists in lists without end (_runtime/torch_ops.py).
+                if q_nope.__class__ is list or q_pe.__class__ is list or ckv_cache.__class__ is list:
+                    return None
+                if kpe_cache.__class__ is list or lse.__class__ is list or out.__class__ is list:
+                    return None
                 if out is None:
                     out = allocate(record.shape, record.strides, record.dtype, record.device_index)
                 if lse is None and return_lse:

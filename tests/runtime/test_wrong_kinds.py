@@ -269,3 +269,31 @@ def test_words_that_are_lists():
         flashinfer.append_paged_kv_cache(q, q, *where, kv_layout=["NHD"])
     with pytest.raises(ValueError, match=r"Invalid filter_apply_order: \['joint'\]"):
         flashinfer.top_k_top_p_sampling_from_probs(PROBS, 5, 0.9, filter_apply_order=["joint"])
+
+
+def nested(is_endless):
+    """Return a list that contains itself, or one of 100,000 levels."""
+    value: list[Any] = []
+    if is_endless:
+        value.append(value)
+    for _ in range(0 if is_endless else 100_000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("is_endless", [True, False], ids=["endless", "deep"])
+@pytest.mark.parametrize("name", ["weight", "eps", "out", "enable_pdl"])
+def test_nested_lists(is_endless, name):
+    arguments = {"input": half(2, 8), "weight": half(8), name: nested(is_endless)}
+    with pytest.raises(TypeError, match=f"^rmsnorm: {name} must be .*, got a list"):
+        flashinfer.rmsnorm(**arguments)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "out", "lse"])
+def test_nested_lists_in_a_repeated_run(name):
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(WORKSPACE)
+    wrapper.plan(ints(0, 3), ints(0, 9), 4, 2, 64, q_data_type=F16)
+    good = {"q": half(3, 4, 64), "k": half(9, 2, 64), "v": half(9, 2, 64)}
+    wrapper.run(**good)
+    with pytest.raises((TypeError, ArgumentError), match=f"{name} must be"):
+        wrapper.run(**good | {name: nested(True)})
