@@ -111,16 +111,19 @@ def _statistics(tensor: torch.Tensor) -> str:
         return "[statistics unavailable: complex]"
     is_float = tensor.is_floating_point()
     low, high, total, finite, nans, infs = math.inf, -math.inf, 0.0, 0, 0, 0
-    for part in _chunks(tensor.detach()):
+    distinct = _without_repetitions(tensor.detach())
+    for part in _chunks(distinct):
         if is_float:
             values = part if part.dtype in (torch.float32, torch.float64) else part.float()
-            nans += int(values.isnan().sum())
-            infs += int(values.isinf().sum())
-            values = values[values.isfinite()]
+            if not all(math.isfinite(x.item()) for x in values.aminmax()):  # of a NaN, both are NaN
+                nans += int(values.isnan().sum())
+                infs += int(values.isinf().sum())
+                values = values[values.isfinite()]
         else:
             values = part.to(torch.int64)
         if values.numel():
-            low, high = min(low, values.min().item()), max(high, values.max().item())
+            lowest, highest = values.aminmax()
+            low, high = min(low, lowest.item()), max(high, highest.item())
             total += values.sum(dtype=torch.float64).item()
             finite += values.numel()
     if finite == 0:
@@ -128,7 +131,19 @@ def _statistics(tensor: torch.Tensor) -> str:
     else:
         spread = f"min={low:.6f}, max={high:.6f}" if is_float else f"min={low}, max={high}"
         text = f"{spread}, mean={total / finite:.6f}"
-    return f"{text}, nan_count={nans}, inf_count={infs}" if is_float else text
+    if is_float:
+        text = f"{text}, nan_count={nans}, inf_count={infs}"
+    if distinct.numel() < tensor.numel():
+        text = f"{text} (each repeated element counted once)"
+    return text
+
+
+def _without_repetitions(tensor: torch.Tensor) -> torch.Tensor:
+    """Take one element of each dimension that a view repeats: an expanded number has any number of elements."""
+    for dim, stride in enumerate(tensor.stride() if tensor.layout is torch.strided else ()):
+        if stride == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

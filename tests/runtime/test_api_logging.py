@@ -4,6 +4,7 @@
 import enum
 import importlib
 import logging
+import math
 import os
 import re
 import textwrap
@@ -203,6 +204,14 @@ def test_level_5_adds_statistics(log):
             "min=-2.000000, max=1.000000, mean=-0.500000, nan_count=0, inf_count=0",
         ),
         (torch.tensor([True, False]), "min=0, max=1, mean=0.500000"),
+        (
+            torch.tensor([1.0, -math.inf, 3.0]),
+            "min=1.000000, max=3.000000, mean=2.000000, nan_count=0, inf_count=1",
+        ),
+        (  # 16 GiB, were each element looked at
+            torch.tensor([[2.0], [math.nan]]).expand(2, 1 << 31),
+            "min=2.000000, max=2.000000, mean=2.000000, nan_count=1, inf_count=0 (each repeated element counted once)",
+        ),
         (torch.full((2,), float("nan")), "min=nan, max=nan, mean=nan, nan_count=2, inf_count=0"),
         (torch.ones(2, dtype=torch.complex64), "[statistics unavailable: complex]"),
     ],
