@@ -105,7 +105,7 @@ def list_cubins() -> None:
 
 @main.command("clear-cubin")
 def clear_cubin_command() -> None:
-    """Delete ``FLASHINFER_CUBIN_DIR``, the kernels that a published release has downloaded."""
+    """Delete the downloads in ``FLASHINFER_CUBIN_DIR``, and that folder if nothing else is in it."""
     with _named_failure("Cubin clear"):
         clear_cubin()
     click.echo(f"Cubin cleared successfully: {jit_env.FLASHINFER_CUBIN_DIR}")

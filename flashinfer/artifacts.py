@@ -9,6 +9,7 @@ and without the companion package ``flashinfer-cubin`` there is nothing to list 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -16,12 +17,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, ClassVar, Iterable, Iterator, Optional
+from typing import Any, ClassVar, Iterable, Iterator, Optional, Union
 
+from ._runtime.errors import ArgumentError
 from ._runtime.knobs import knobs
 from .jit import cubin_loader
 from .jit import env as jit_env
-from .jit.cubin_loader import DSL_FMHA, download_dir, download_file, find_artifact, safe_urljoin
+from .jit.cubin_loader import DSL_FMHA, download_dir, find_artifact, safe_urljoin
 from .jit.download import read_url
 from .version import __version__
 
@@ -38,6 +40,7 @@ __all__ = [
     "temp_env_var",
 ]
 
+_CHECKSUM = re.compile(r"([0-9a-fA-F]{64}) [ *]?(\S.*)")  # as sha256sum writes it
 _LINK = re.compile(r'href="([^"?#]+)"')
 
 
@@ -104,7 +107,9 @@ def _links(source: str, suffix: str, retries: int, delay: float, timeout: float)
             time.sleep(delay)
         try:
             return tuple(link for link in _LINK.findall(read_url(source, timeout)) if link.endswith(suffix))
-        except (OSError, HTTPException) as error:
+        except ArgumentError:
+            raise
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: a redirection to what is no URL
             cubin_loader.logger.warning("%s cannot be read (attempt %d of %d): %s", source, attempt + 1, retries, error)
     return ()
 
@@ -123,26 +128,44 @@ def get_checksums(subdirs: Iterable[str]) -> dict[str, str]:
     """Return ``{path of a file: SHA-256}`` from the ``checksums.txt`` of each folder.
 
     The file of an earlier download is used where the repository does not answer. Without either, a RuntimeError names
-    the folder.
+    the folder. An answer with another content, such as the page of a proxy, is a RuntimeError that names the file; it
+    does not replace an earlier one.
     """
     sums = {}
     for subdir in subdirs:
         path = safe_urljoin(subdir, "checksums.txt")
         repository = knobs.cubins_repository
         if repository and not knobs.no_download:
-            download_file(safe_urljoin(repository, path), download_dir() / path)
+            source = safe_urljoin(repository, path)
+            cubin_loader.fetch(path, check=functools.partial(_parse_checksums, source))
         local = _local_checksums(path)
         if local is None:
             raise RuntimeError(
                 f"get_checksums: {subdir} must have a checksums.txt, got none from {repository or '(no repository)'}"
             )
-        for line in local.read_text().splitlines():
-            sha256, _, name = line.strip().partition(" ")
-            name = name.strip()
-            if name.startswith("/") or ".." in Path(name).parts or "://" in name:
-                raise RuntimeError(f"get_checksums: files of {subdir} must lie in it, got {name}")
-            if name:
-                sums[safe_urljoin(subdir, name)] = sha256
+        for name, sha256 in _parse_checksums(local, local.read_bytes()).items():
+            sums[safe_urljoin(subdir, name)] = sha256
+    return sums
+
+
+def _parse_checksums(source: Union[str, Path], content: bytes) -> dict[str, str]:
+    """Return SHA-256 by name from the text of a ``checksums.txt``; a RuntimeError names ``source`` and the bad line."""
+    sums = {}
+    for number, line in enumerate(content.decode(errors="surrogateescape").splitlines(), 1):
+        found = _CHECKSUM.fullmatch(line.strip())
+        if found is None and not line.strip():
+            continue
+        if found is not None and cubin_loader.leaves_folder(found[2]):
+            folder = str(source).rpartition("/")[0]
+            raise RuntimeError(f"get_checksums: files of {folder} must lie in it, got {found[2]}")
+        if found is None or cubin_loader.is_no_name(found[2]):
+            raise RuntimeError(
+                f"get_checksums: each line of {source} must be a SHA-256 (64 hexadecimal digits), a space and a name, "
+                f"got {line[:80]!r} in line {number}"
+            )
+        sums[found[2]] = found[1].lower()
+    if not sums:
+        raise RuntimeError(f"get_checksums: {source} must name a file, got {len(content)} bytes without one")
     return sums
 
 
@@ -174,8 +197,7 @@ def download_artifacts() -> None:
         raise RuntimeError(f"download_artifacts: {missing[0]} is missing, and {why}")
 
     def fetch(path: str) -> Optional[str]:
-        url, local = safe_urljoin(knobs.cubins_repository, path), download_dir() / path
-        return None if download_file(url, local, sha256=files[path]) else path
+        return None if cubin_loader.fetch(path, sha256=files[path]) else path
 
     with ThreadPoolExecutor(max(knobs.cubin_download_threads, 1)) as pool:
         fetched = tqdm(
@@ -189,5 +211,26 @@ def download_artifacts() -> None:
 
 
 def clear_cubin() -> None:
-    """Delete what was downloaded: ``FLASHINFER_CUBIN_DIR``, unless that is the companion package."""
-    shutil.rmtree(download_dir(), ignore_errors=True)
+    """Delete what was downloaded. Other files of ``FLASHINFER_CUBIN_DIR`` stay; the folder of the cache is all ours."""
+    root = download_dir()
+    if not knobs.cubin_dir:
+        shutil.rmtree(root, ignore_errors=True)
+        return
+    names = {*cubin_loader.downloads(), *_listed_here(root), cubin_loader.DOWNLOADS}
+    for name in names:
+        if not cubin_loader.leaves_folder(name):
+            for path in (root / f"{name}{suffix}" for suffix in ("", ".part", ".lock")):
+                with contextlib.suppress(OSError, ValueError):
+                    path.unlink()
+    for folder in sorted({root / parent for name in names for parent in Path(name).parents}, reverse=True):
+        with contextlib.suppress(OSError, ValueError):  # others have files there
+            folder.rmdir()
+
+
+def _listed_here(root: Path) -> Iterator[str]:
+    """Yield the files that a ``checksums.txt`` of earlier releases names; these kept no list of downloads."""
+    for folder in _folders():
+        path = safe_urljoin(folder, "checksums.txt")
+        with contextlib.suppress(OSError, RuntimeError):
+            yield from (safe_urljoin(folder, name) for name in _parse_checksums(path, (root / path).read_bytes()))
+            yield path

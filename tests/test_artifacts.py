@@ -75,6 +75,10 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(CONTENT, 200, {})
         elif fault == "corrupt":
             self._answer(b"x" + CONTENT[1:], 200, {})
+        elif fault == "length":
+            self._answer(CONTENT, 200, {"Content-Length": "abc"})
+        elif fault == "redirect":
+            self._answer(b"", 302, {"Location": "http://[::1"})
         elif fault == "garbage":
             self.wfile.write(b"no http at all\r\n\r\n")
         elif fault == "truncate":
@@ -131,6 +135,8 @@ def leftovers(folder):
         (["corrupt"], ["", ""]),
         (["503", "429"], ["", "", ""]),
         (["garbage"], ["", ""]),
+        (["length"], ["", "bytes=102400-"]),
+        (["redirect"], ["", ""]),
         (["truncate", "416"], ["", "bytes=5000-", ""]),
     ],
 )

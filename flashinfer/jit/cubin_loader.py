@@ -11,7 +11,7 @@ import logging
 import os
 from pathlib import Path
 from typing import Any, Optional
-from urllib.parse import urljoin
+from urllib.parse import unquote, urljoin
 
 from .._runtime.errors import ArgumentError
 from .._runtime.knobs import knobs
@@ -31,6 +31,8 @@ __all__ = [
 
 logger = logging.getLogger("flashinfer.jit")
 
+DOWNLOADS = "downloads.txt"  #: names of what was downloaded, for ``clear-cubin``
+_MOST_BYTES = 255 - len(".part.lock")  # of a part of a path, on common file systems
 DSL_FMHA = "dsl/fmha/"  #: folder whose files ``FLASHINFER_DSL_FMHA_LOCAL_DIR`` may hold
 
 
@@ -62,9 +64,44 @@ def find_artifact(file_name: str, sha256: str) -> Optional[Path]:
 
 
 def check_name(file_name: str) -> None:
-    """Refuse a name that leaves the folder of downloads."""
-    if file_name.startswith(("/", "\\")) or ".." in Path(file_name).parts or "://" in file_name:
+    """Refuse a name that leaves the folder of downloads, or that no file can have."""
+    if leaves_folder(file_name):
         raise ArgumentError(f"get_artifact: file_name must lie in the repository, got {file_name!r}")
+    if is_no_name(file_name):
+        raise ArgumentError(
+            f"get_artifact: file_name must be printable, each part at most {_MOST_BYTES} bytes, got {file_name[:80]!r}"
+        )
+
+
+def leaves_folder(name: str) -> bool:
+    """Tell whether a name leads out of its folder, as a path or, with ``%2e%2e``, as the end of a URL."""
+    return any(
+        each.startswith(("/", "\\")) or ".." in Path(each).parts or "://" in each for each in (name, unquote(name))
+    )
+
+
+def is_no_name(name: str) -> bool:
+    parts = name.split("/")
+    return not name.isprintable() or any(not part or len(part.encode(errors="replace")) > _MOST_BYTES for part in parts)
+
+
+def fetch(file_name: str, session: Optional[Any] = None, **options: Any) -> bool:
+    """Download a file of the repository with :func:`download_file`, and note that it is a download."""
+    folder = download_dir()
+    source = safe_urljoin(knobs.cubins_repository, file_name)
+    is_here = download_file(source, folder / file_name, session=session, **options)
+    if is_here and file_name not in downloads():
+        with open(folder / DOWNLOADS, "a") as file:
+            file.write(f"{file_name}\n")
+    return is_here
+
+
+def downloads() -> list[str]:
+    """Return the names of the files that were downloaded to the folder of downloads."""
+    try:
+        return (download_dir() / DOWNLOADS).read_text(errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def get_artifact(file_name: str, sha256: str, session: Optional[Any] = None) -> bytes:
@@ -84,7 +121,7 @@ def get_artifact(file_name: str, sha256: str, session: Optional[Any] = None) -> 
     for why, reason in ((knobs.no_download, "FLASHINFER_NO_DOWNLOAD is set"), (not knobs.cubins_repository, _NONE)):
         if why:
             raise RuntimeError(f"get_artifact: {local} must exist with SHA-256 {sha256}, it does not ({reason})")
-    if not download_file(safe_urljoin(knobs.cubins_repository, file_name), local, session=session, sha256=sha256):
+    if not fetch(file_name, session, sha256=sha256):
         return b""
     return local.read_bytes()
 

@@ -8,15 +8,17 @@ SHA-256 is the expected one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import random
 import shutil
+import stat
 import time
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import IO, Any, Callable, Optional, Union
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 
@@ -49,6 +51,7 @@ def download_file(
     lock_timeout: float = 30,
     session: Optional[Any] = None,
     sha256: Optional[str] = None,
+    check: Optional[Callable[[bytes], object]] = None,
 ) -> bool:
     """Copy a URL or a local file to ``destination``; return False if that fails after ``retries`` attempts.
 
@@ -64,17 +67,24 @@ def download_file(
         Ignored: published programs pass one.
     sha256 : Optional[str]
         Of the whole file. A file with another one is not kept; one that is here already is not downloaded again.
+    check : Optional[Callable[[bytes], object]]
+        Is given the content before the file gets its name; what it raises is raised here, and an older file stays.
     """
     from filelock import FileLock, Timeout
 
     target = Path(destination)
-    target.parent.mkdir(parents=True, exist_ok=True)
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{target}.lock", timeout=lock_timeout):
             if sha256 and _matches(target, sha256):  # another process was faster
                 return True
-            return _attempts(source, target, retries, delay, timeout, sha256)
-    except Timeout:
+            return _attempts(source, target, retries, delay, timeout, sha256, check)
+    except (ArgumentError, RuntimeError):
+        raise
+    except (OSError, ValueError) as error:
+        if not isinstance(error, Timeout):  # a folder or a name that cannot be written
+            logger.warning("download of %s: %s cannot be written (%s)", source, target, error)
+            return False
         logger.warning("download of %s: another process holds %s.lock", source, target)
         return bool(sha256) and _matches(target, sha256 or "")
 
@@ -83,7 +93,15 @@ def _matches(path: Path, sha256: str) -> bool:
     return path.is_file() and verify_cubin(path.read_bytes(), sha256)
 
 
-def _attempts(source: str, target: Path, retries: int, delay: float, timeout: float, sha256: Optional[str]) -> bool:
+def _attempts(
+    source: str,
+    target: Path,
+    retries: int,
+    delay: float,
+    timeout: float,
+    sha256: Optional[str],
+    check: Optional[Callable[[bytes], object]],
+) -> bool:
     part = target.with_name(f"{target.name}.part")
     for attempt in range(retries):
         if attempt:
@@ -95,13 +113,35 @@ def _attempts(source: str, target: Path, retries: int, delay: float, timeout: fl
             if sha256 and not _matches(part, sha256):
                 part.unlink()  # a resumed download would keep the wrong bytes
                 raise OSError(f"its SHA-256 is not {sha256}")
+            if check is not None:
+                _check_part(part, check)
             os.replace(part, target)
             return True
-        except (OSError, HTTPException) as error:
+        except ArgumentError:
+            raise
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: a redirection to what is no URL
             logger.warning("download of %s failed (attempt %d of %d): %s", source, attempt + 1, retries, error)
             if isinstance(error, (_Refused, FileNotFoundError)):
                 break
     return False
+
+
+def _check_part(part: Path, check: Callable[[bytes], object]) -> None:
+    try:
+        check(part.read_bytes())
+    except BaseException:
+        part.unlink()
+        raise
+
+
+def _open_part(part: Path, mode: str) -> IO[bytes]:
+    """Open the file that is being downloaded. A link by its name is replaced: it would be written through."""
+    with contextlib.suppress(FileNotFoundError):
+        status = part.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            part.unlink()
+            mode = "wb"
+    return open(part, mode, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o666))
 
 
 def _local_path(source: str) -> Optional[str]:
@@ -120,9 +160,11 @@ def _fetch(source: str, part: Path, timeout: float) -> None:
 
     local = _local_path(source)
     if local is not None:
-        shutil.copyfile(local, part)
+        with open(local, "rb") as content, _open_part(part, "wb") as file:
+            shutil.copyfileobj(content, file, _CHUNK)
         return
-    have = part.stat().st_size if part.exists() else 0
+    is_ours = part.is_file() and not part.is_symlink() and part.stat().st_nlink == 1
+    have = part.stat().st_size if is_ours else 0
     try:
         answer = urlopen(Request(source, headers={"Range": f"bytes={have}-"} if have else {}), timeout=timeout)
     except HTTPError as error:
@@ -133,11 +175,13 @@ def _fetch(source: str, part: Path, timeout: float) -> None:
         raise
     with answer:
         resumed = have if answer.status == 206 else 0
-        with open(part, "r+b" if resumed else "wb") as file:
+        with _open_part(part, "r+b" if resumed else "wb") as file:
             file.seek(resumed)
             shutil.copyfileobj(answer, file, _CHUNK)
             size = file.tell()
         length = answer.headers.get("Content-Length")
+        if length is not None and not length.isdecimal():
+            raise OSError(f"its Content-Length is {length!r}")
         if length is not None and size != resumed + int(length):
             raise OSError(f"got {size} of {resumed + int(length)} bytes")
 

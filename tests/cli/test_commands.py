@@ -129,12 +129,15 @@ def test_a_repository_that_does_not_answer(run, tmp_path, monkeypatch):
 
 
 def test_clear_cubin(run, tmp_path, monkeypatch):
+    """Check that downloads are deleted, and that a file that no download made stays."""
     assert run("clear-cubin").startswith("Cubin cleared successfully")
     monkeypatch.setenv("FLASHINFER_CUBIN_DIR", str(tmp_path / "mine"))
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "x.cubin").touch()
+    for name in ("x.cubin", "y.cubin"):
+        (tmp_path / "mine" / name).touch()
+    (tmp_path / "mine" / "downloads.txt").write_text("x.cubin\n")
     assert run("clear-cubin").startswith("Cubin cleared successfully")
-    assert not (tmp_path / "mine").exists()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["y.cubin"]
 
 
 def test_published_name_of_the_group():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from flashinfer import artifacts
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.artifacts import ArtifactPath
 from flashinfer.jit import cubin_loader, download
 from flashinfer.jit.cubin_loader import download_file, get_artifact, safe_urljoin
@@ -98,6 +99,114 @@ def test_checksums_of_an_earlier_download(repository):
     assert artifacts.get_checksums([FOLDER]) == expected
     with pytest.raises(RuntimeError, match="other/"):
         artifacts.get_checksums(["other/"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"<html>404</html>",
+        b"\0" * 64,
+        f"{SHA}\tx.cubin\n".encode(),
+        f"{SHA}\n".encode(),
+        f"{SHA}  \n".encode(),
+        f"{SHA[:-1]}  x.cubin\n".encode(),
+        f"{SHA}  x.cubin\n{'g' * 64}  y.cubin\n".encode(),
+        f"{SHA}  {'x' * 300}\n".encode(),
+        f"{SHA}  a\0b\n".encode(),
+        b"\xff\xfe\x80",
+        f"{SHA}  \xfc.cubin\n".encode("latin-1"),
+        b"",
+        b"\n\n",
+    ],
+)
+def test_checksums_that_are_none(repository, cubins, content):
+    """Check that a page of a proxy is an error that names the file, and does not replace the file of before."""
+    artifacts.download_artifacts()
+    good = (cubins / FOLDER / "checksums.txt").read_bytes()
+    (repository / FOLDER / "checksums.txt").write_bytes(content)
+    for call in (artifacts.download_artifacts, artifacts.get_artifacts_status):
+        with pytest.raises(RuntimeError, match=rf"get_checksums: .*{repository / FOLDER}/checksums\.txt must"):
+            call()
+    assert (cubins / FOLDER / "checksums.txt").read_bytes() == good
+    assert not list(cubins.rglob("*.part"))
+    (repository / FOLDER / "checksums.txt").unlink()
+    assert artifacts.get_artifacts_status() == ((f"{FOLDER}x.cubin", True),), "the repository does not answer"
+
+
+def test_damaged_checksums_of_an_earlier_download(repository, cubins):
+    artifacts.download_artifacts()
+    (repository / FOLDER / "checksums.txt").unlink()
+    (cubins / FOLDER / "checksums.txt").write_bytes(b"\0")
+    with pytest.raises(RuntimeError, match=rf"each line of {cubins / FOLDER}/checksums\.txt must be"):
+        artifacts.get_artifacts_status()
+
+
+@pytest.mark.parametrize("line", ["{sha} *x.cubin", "{SHA}  x.cubin", "\r\n{sha}  x.cubin\r\n\r\n"])
+def test_checksums_as_programs_write_them(repository, line):
+    (repository / FOLDER / "checksums.txt").write_text(line.format(sha=SHA, SHA=SHA.upper()))
+    artifacts.download_artifacts()
+    assert artifacts.get_artifacts_status() == ((f"{FOLDER}x.cubin", True),)
+
+
+@pytest.mark.parametrize("name", ["a\0.cubin", "x" * 300, "a/" + "x" * 300 + "/b", "", "a//b", "tab\t"])
+def test_names_that_no_file_has(repository, name):
+    with pytest.raises(ArgumentError, match="file_name must be printable, each part at most 245 bytes"):
+        get_artifact(name, SHA)
+
+
+@pytest.mark.parametrize("destination", ["x" * 300, "file/x", "nul\0"])
+def test_destinations_that_cannot_be_written(repository, tmp_path, caplog, destination):
+    (tmp_path / "file").touch()
+    assert download_file(str(repository / FOLDER / "x.cubin"), tmp_path / destination) is False
+    assert "cannot be written" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["%2e%2e/secret", "a/%2E%2E/%2e./secret", "%2fetc/passwd"])
+def test_escaped_names(repository, monkeypatch, name):
+    """Check names that leave a file:// repository only once they are unquoted."""
+    (repository.parent / "secret").write_bytes(CONTENT)
+    monkeypatch.setenv("FLASHINFER_CUBINS_REPOSITORY", repository.as_uri())
+    with pytest.raises(ArgumentError, match="must lie in the repository"):
+        get_artifact(name, SHA)
+    (repository / FOLDER / "checksums.txt").write_text(f"{SHA}  {name}\n")
+    with pytest.raises(RuntimeError, match="must lie in it"):
+        artifacts.download_artifacts()
+
+
+@pytest.mark.parametrize("link", ["symbolic", "hard"])
+def test_links_are_not_written_through(repository, cubins, tmp_path, link):
+    """Check a link by the name of the file in progress, which leads to a file of the user."""
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    part = cubins / FOLDER / "x.cubin.part"
+    part.parent.mkdir(parents=True)
+    part.symlink_to(mine) if link == "symbolic" else part.hardlink_to(mine)
+    artifacts.download_artifacts()
+    assert mine.read_text() == "mine" and (cubins / FOLDER / "x.cubin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_clearing_keeps_what_no_download_made(repository, cubins, is_older):
+    """Check a folder that holds other files too, and one of a release that kept no list of downloads."""
+    artifacts.download_artifacts()
+    get_artifact(f"{FOLDER}x.cubin", SHA)
+    mine = [cubins / "thesis.txt", cubins / FOLDER / "notes"]
+    for path in mine:
+        path.write_text("mine")
+    if is_older:
+        (cubins / "downloads.txt").unlink()
+    artifacts.clear_cubin()
+    assert sorted(path for path in cubins.rglob("*") if path.is_file()) == sorted(mine)
+    artifacts.clear_cubin()
+
+
+def test_clearing_stays_in_the_folder(repository, cubins, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    artifacts.download_artifacts()
+    with open(cubins / "downloads.txt", "a") as file:
+        file.write("../mine\n\0\n/etc/none\n")
+    artifacts.clear_cubin()
+    assert (tmp_path / "mine").exists() and not cubins.exists()
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../../x.cubin"])
