@@ -79,6 +79,7 @@ void FillGroups(GemmArguments* p, const TensorView& a, const TensorView& b, cons
   p->batch = rank == 3 ? b.size(0) : 1;
   if (weight_indices.has_value()) {
     if (p->grouping != Grouping::kPacked) Refuse("weight_indices must be None unless grouping is 3, got a tensor");
+    p->weights = b.size(0);
     p->batch = weight_indices.value().numel();
     p->weight_indices = IndicesOf("weight_indices", weight_indices.value(), a, p->batch);
   }

@@ -47,6 +47,7 @@ struct GemmArguments {
   Grouping grouping = Grouping::kBatched;
   const int32_t* groups = nullptr;          // as Grouping says
   const int32_t* weight_indices = nullptr;  // matrix of b of each group; null: group g has matrix g
+  int64_t weights = 1;                      // matrices that weight_indices may name; CUDA leaves out groups of others
   bool enable_pdl = false;                  // CUDA only: programmatic dependent launch
 };
 

@@ -21,6 +21,7 @@ EMULATION_EXPORT int gemm(const int64_t* x, double alpha, double beta) {
   g.bias = reinterpret_cast<const void*>(x[27]), g.bias_element = Element(x[28]);
   g.m = x[29], g.n = x[30], g.k = x[31], g.batch = x[32], g.grouping = Grouping(x[33]);
   g.groups = reinterpret_cast<const int32_t*>(x[34]), g.weight_indices = reinterpret_cast<const int32_t*>(x[35]);
+  g.weights = x[36];
   g.alpha = float(alpha), g.beta = float(beta);
   GemmPlan plan;
   const KernelChoice c = ChooseKernel(&plan, g, 2);

@@ -54,7 +54,7 @@ def run(library, out, a, b, *, a_scale=None, b_scale=None, bias=None, groups=Non
     fields = [*matrix(a), *matrix(b), *matrix(out), *scale(a_scale, gm, gk), *scale(b_scale, gn, gk)]
     fields += [0 if bias is None else bias.data_ptr(), ELEMENTS.index(BF16 if bias is None else bias.dtype)]
     fields += [a.shape[-2], b.shape[-2], a.shape[-1], batch, grouping]
-    fields += [0 if x is None else x.data_ptr() for x in (groups, weights)]
+    fields += [*(0 if x is None else x.data_ptr() for x in (groups, weights)), b.shape[0]]
     packed = (ctypes.c_int64 * len(fields))(*fields)
     code = library.call("gemm", ctypes.addressof(packed), alpha, beta)
     assert code < 100, f"status {code // 100}"
@@ -258,3 +258,14 @@ def test_contiguous(library, n, size):
     for group in range(3):
         close(out[rows == group], *product(a[rows == group], b[group]))
     assert bool((out[rows < 0] == 7).all())
+
+
+@pytest.mark.parametrize("bad", [4, -1, 1 << 30])
+def test_matrices_that_are_not_there(library, bad):
+    """Rows of a group that names no matrix are left alone; the CPU refuses them."""
+    indptr, weights = torch.tensor([0, 20, 53, 60]).int(), torch.tensor([1, bad, 2]).int()
+    a, b, out = numbers(60, 72, dtype=BF16), numbers(4, 40, 72, dtype=BF16), torch.full((60, 40), 7.0)
+    run(library, out, a, b, groups=indptr, weights=weights, grouping=PACKED)
+    close(out[:20], *product(a[:20], b[1]))
+    close(out[53:], *product(a[53:], b[2]))
+    assert bool((out[20:53] == 7).all())

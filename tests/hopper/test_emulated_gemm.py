@@ -376,6 +376,24 @@ def test_groups_of_warpgroups_that_share_k(library):
     assert bool((out[128:256] == 7).all())
 
 
+@pytest.mark.parametrize("bad", [3, -1, 1 << 30])
+def test_matrices_that_are_not_there(library, bad):
+    """Rows whose group names no matrix are left alone, with indices of groups and in the contiguous layout."""
+    a, b = numbers(60, 192, dtype=BF16), numbers(3, 136, 192, dtype=BF16)
+    indptr, weights = torch.tensor([0, 20, 53, 60]).int(), torch.tensor([1, bad, 2]).int()
+    out = torch.full((60, 136), 7.0).to(BF16)
+    run(library, TURN_BF16, out, a, b, groups=indptr, weight_indices=weights, grouping=PACKED)
+    check(out[:20], a[:20], b[1])
+    check(out[53:], a[53:], b[2])
+    assert bool((out[20:53] == 7).all())
+    owners = torch.tensor([2, bad, 0]).repeat_interleave(128)[:300].int()
+    a, out = numbers(300, 192, dtype=BF16), torch.full((300, 136), 7.0).to(BF16)
+    run(library, TURN_BF16, out, a, b, groups=owners, grouping=CONTIGUOUS)
+    check(out[:128], a[:128], b[2])
+    check(out[256:], a[256:], b[0])
+    assert bool((out[128:256] == 7).all())
+
+
 @pytest.mark.parametrize("kernel", [TURN_BF16, TURN_BLOCK])
 def test_warpgroups_that_share_k_refuse(library, kernel):
     """Gated activations, which need rows of both warpgroups, and more than four blocks that split K."""

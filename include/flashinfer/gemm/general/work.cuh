@@ -88,7 +88,8 @@ FLASHINFER_HD WorkTile GroupTile(const GemmPlan& p, int t, int group, int begin,
   const int left = rows - at.m * BLOCK_M;
   const int weight = p.x.weight_indices == nullptr ? group : p.x.weight_indices[group];
   const int token_batch = p.x.grouping == Grouping::kMasked ? group : 0;
-  return {true, begin + at.m * BLOCK_M, left < BLOCK_M ? left : BLOCK_M, at.n * BLOCK_N, token_batch, weight};
+  const bool exists = p.x.weight_indices == nullptr || unsigned(weight) < unsigned(p.x.weights);
+  return {exists, begin + at.m * BLOCK_M, left < BLOCK_M ? left : BLOCK_M, at.n * BLOCK_N, token_batch, weight};
 }
 
 #if defined(__CUDACC__) || defined(FLASHINFER_EMULATED)  // tests/emulation

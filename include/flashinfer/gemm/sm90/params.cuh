@@ -123,7 +123,7 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   if (status != cudaSuccess) return status;
   TileParams& t = p->tiles;
   t.groups = x.groups, t.group_count = int(x.batch), t.m = int(x.m);
-  t.weight_indices = x.weight_indices;
+  t.weight_indices = x.weight_indices, t.weights = int(x.weights);
   t.batch = x.grouping == Grouping::kBatched ? int(x.batch) : 1;
   t.pair_m = p->share_weights, t.pair_n = p->share_tokens;
   t.m_tiles = CeilDivide(CeilDivide(int(x.m), token_rows), t.pair_m ? 2 : 1);

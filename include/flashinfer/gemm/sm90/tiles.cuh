@@ -11,6 +11,7 @@ namespace gemm {
 struct TileParams {
   const int32_t* groups = nullptr;
   const int32_t* weight_indices = nullptr;
+  int weights = 1;  // matrices that weight_indices may name
   int group_count = 0;
   int m = 0;        // rows per batch entry or masked group, or rows of all groups
   int batch = 1;    // number of problems; kBatched only
@@ -28,7 +29,7 @@ struct TileParams {
 
 /// Position of one tile in the operands.
 struct alignas(16) Tile {
-  bool exists;       // false: the tile is skipped (rows without a group)
+  bool exists;       // false: the tile is skipped (rows without a group, or whose group has no matrix)
   int row;           // first row of tokens
   int end_row;       // end of the rows of the same problem; may be inside or beyond the tile
   int n_tile;        // number of the tile along N
@@ -97,7 +98,8 @@ class GroupFinder {
     const TileIndex at = TileOfGroup(rest, m_tiles);
     const int token_batch = p_.grouping == Grouping::kMasked ? group : 0;
     const int weight_batch = p_.weight_indices == nullptr ? group : p_.weight_indices[group];
-    return {true, begin_row + at.m * BLOCK_M, begin_row + rows, at.n, token_batch, weight_batch};
+    const bool exists = p_.weight_indices == nullptr || unsigned(weight_batch) < unsigned(p_.weights);
+    return {exists, begin_row + at.m * BLOCK_M, begin_row + rows, at.n, token_batch, weight_batch};
   }
 
   /// Return the position of tile `t` of a group. Groups of few rows are common and their tiles take less time than the
@@ -129,7 +131,7 @@ class TileList {
       tile = {true, row, p_.m, at.n, at.batch, at.batch};
       if (p_.grouping == Grouping::kContiguous) {
         tile.weight_batch = p_.groups[row];
-        tile.exists = tile.weight_batch >= 0;
+        tile.exists = unsigned(tile.weight_batch) < unsigned(p_.group_count);
       }
     }
     if (p_.pair_n) tile.n_tile = 2 * tile.n_tile + rank_;
