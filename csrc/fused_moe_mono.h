@@ -15,7 +15,7 @@ inline bool EnqueueMono(const Tensors& x, const LayerSizes& s, const void* const
                         const ActivationParams& activation, int64_t first_expert, bool adds_bias2, bool enable_pdl,
                         const MonoRouting& routing = {}) {
   if (!TakesMono(s, x.input.stride(0))) return false;
-  if (!IsFasterAsOneKernel(s, flashinfer::gemm::SmCount(x.input.device().device_id))) return false;
+  if (!IsFasterAsOneKernel(s, flashinfer::device::SmCount(x.input.device().device_id))) return false;
   MonoParams p{};
   p.input = x.input.data_ptr(), p.input_stride = x.input.stride(0), p.element = ElementOf(x.input);
   p.output = x.output.data_ptr(), p.output_stride = x.output.stride(0), p.output_element = ElementOf(x.output);

@@ -183,7 +183,7 @@ bool Multiply(const Call& x, const ChooseConfig& choose) {
   if (!Describe(&p, x.out, x.a, x.b, x.bias, x.groups, x.weight_indices, x.grouping)) return true;
   FillScales(&p, x.a, x.b, x.a_scale, x.b_scale, x.scale_rows);
   const DLDevice device = x.a.device();
-  GemmConfig c = choose(p, SmCount(device.device_id));
+  GemmConfig c = choose(p, flashinfer::device::SmCount(device.device_id));
   c.enable_pdl = UsePdl(x.enable_pdl, device);
   c.weights_first = x.weights_first;
   DeviceGuard guard(device);
@@ -272,7 +272,8 @@ static void EnqueueExperts(const GemmProblem& p, GemmConfig c, DLDevice device, 
 void gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
   const GemmProblem& p = *static_cast<const GemmProblem*>(problem);
   const DLDevice device{kDLCUDA, int32_t(device_id)};
-  EnqueueExperts(p, ChooseByRule(p, p.ExpectedRows(), SmCount(device.device_id)), device, enable_pdl, weights_first);
+  EnqueueExperts(p, ChooseByRule(p, p.ExpectedRows(), flashinfer::device::SmCount(device.device_id)), device,
+                 enable_pdl, weights_first);
 }
 
 /// Return gemm_sm90_experts with the tile and cluster of each product of a layer. The rule chooses for a tile of -1, and
@@ -288,7 +289,7 @@ tvm::ffi::Function gemm_sm90_experts_with_tiles(int64_t tile1, int64_t cluster1,
     const DLDevice device{kDLCUDA, int32_t(device_id)};
     const int64_t tile =
         weights_first ? tile2 : tile1;  // product 2 alone reads weights before the kernel before it ends
-    GemmConfig c = ChooseByRule(p, p.ExpectedRows(), SmCount(device.device_id));
+    GemmConfig c = ChooseByRule(p, p.ExpectedRows(), flashinfer::device::SmCount(device.device_id));
     if (tile >= 0) UseTile(ShapeOf(p, p.ExpectedRows()), TILES[tile], int(weights_first ? cluster2 : cluster1), &c);
     EnqueueExperts(p, c, device, enable_pdl, weights_first);
   };
@@ -336,7 +337,7 @@ static bool MultiplyUnquantized(const TensorView& out, const TensorView& input, 
   const DLDevice device = input.device();
   constexpr TileShape TILE{true, QUANTIZING_TOKENS, TURN_WEIGHTS};
   const GemmShape shape = ShapeOf(p, p.m);
-  GemmConfig c = ChooseSm90(shape, &TILE, 1, SmCount(device.device_id));
+  GemmConfig c = ChooseSm90(shape, &TILE, 1, flashinfer::device::SmCount(device.device_id));
   if (!QuantizesFaster(shape, c)) return false;
   c.enable_pdl = UsePdl(enable_pdl, device);
   DeviceGuard guard(device);

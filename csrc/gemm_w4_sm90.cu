@@ -48,7 +48,8 @@ void Enqueue(const W4Problem& p, GemmConfig c, DLDevice device, bool enable_pdl,
 void gemm_w4_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
   const W4Problem& p = *static_cast<const W4Problem*>(problem);
   const DLDevice device{kDLCUDA, int32_t(device_id)};
-  Enqueue(p, ChooseByRule(ShapeOf(p), SmCount(device.device_id)), device, enable_pdl, weights_first);
+  Enqueue(p, ChooseByRule(ShapeOf(p), flashinfer::device::SmCount(device.device_id)), device, enable_pdl,
+          weights_first);
 }
 
 /// Return gemm_w4_sm90_experts with the tile and cluster of each product of a layer. The rule chooses for a tile of -1, and
@@ -65,7 +66,7 @@ tvm::ffi::Function gemm_w4_sm90_experts_with_tiles(int64_t tile1, int64_t cluste
     // Product 2 alone reads weights before the kernel before it ends.
     const int64_t tile = weights_first ? tile2 : tile1;
     const GemmShape shape = ShapeOf(p);
-    GemmConfig c = ChooseByRule(shape, SmCount(device.device_id));
+    GemmConfig c = ChooseByRule(shape, flashinfer::device::SmCount(device.device_id));
     if (tile >= 0) UseW4Tile(shape, W4_TILES[tile], int(weights_first ? cluster2 : cluster1), &c);
     Enqueue(p, c, device, enable_pdl, weights_first);
   };

@@ -61,7 +61,7 @@ FLASHINFER_INLINE Status Gemm(const GemmArguments& x, Stream stream) {
   const Status status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
   GemmPlan p;
-  const KernelChoice c = ChooseKernel(&p, x, SmCount(device));
+  const KernelChoice c = ChooseKernel(&p, x, device::SmCount(device));
   if (!FitsPlan(p)) return cudaErrorInvalidValue;
   switch (x.a.element) {
     case Element::kFloat32:

@@ -16,6 +16,7 @@ SOURCE = """
 #include <flashinfer/attention/prefill/shape.cuh>
 using namespace flashinfer;
 using namespace flashinfer::attention;
+using flashinfer::device::SharedLimitOf;
 template <int QK, int VO, typename KV, bool LATENT>
 struct Stub {
   using DTypeQ = __half;

@@ -4,9 +4,10 @@
 #include <atomic>
 
 #include "../utils.cuh"
+#include "sm_count.h"
 
 namespace flashinfer {
-namespace attention {
+namespace device {
 
 /// Bytes of shared memory that a block may use on every device the unit is compiled for.
 constexpr int SharedLimitOf(int arch) {
@@ -39,7 +40,6 @@ constexpr int SharedLimit() {
 /// Cache a driver query per device.
 template <typename Tag>
 int OncePerDevice(int (*ask)(int device)) {
-  constexpr int MAX_DEVICES = 64;
   static std::atomic<int> known[MAX_DEVICES];  // 0: unknown, otherwise the answer + 1
   int device = 0;
   cudaGetDevice(&device);
@@ -49,12 +49,18 @@ int OncePerDevice(int (*ask)(int device)) {
   return x - 1;
 }
 
-/// Allow KERNEL to use `BYTES` of dynamic shared memory.
+/// Allow KERNEL to use BYTES of dynamic shared memory, once per device.
 template <auto KERNEL, int BYTES>
 Status AllowShared() {
-  struct Tag {};
-  return Status(OncePerDevice<Tag>(
-      [](int) { return int(cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES)); }));
+  static std::atomic<bool> allowed[MAX_DEVICES];
+  int device = 0;
+  Status status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  const bool is_known = device < MAX_DEVICES;
+  if (is_known && allowed[device].load(std::memory_order_relaxed)) return cudaSuccess;
+  status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+  if (is_known && status == cudaSuccess) allowed[device].store(true, std::memory_order_relaxed);
+  return status;
 }
 
 template <auto KERNEL, int THREADS, int BYTES>
@@ -76,32 +82,32 @@ Status LaunchBlocks(int blocks, bool enable_pdl, Stream stream, const Args&... a
   return LaunchShared(KERNEL, dim3(blocks), dim3(THREADS), BYTES, enable_pdl, stream, args...);
 }
 
-/// Number of clusters of SIZE blocks that the current device runs at once, 0 if it has no clusters. An H200 has room
-/// for 264 blocks but for 62 clusters of 4, because a cluster must lie within one GPC.
-template <auto KERNEL, int THREADS, int BYTES, int SIZE>
-int MaxActiveClustersOf() {
-  struct Tag {};
-  return OncePerDevice<Tag>([](int) {
-    int clusters = 0;
-    AllowShared<KERNEL, BYTES>();
-    const LaunchConfig launch(dim3(SIZE, 1), dim3(THREADS, 1), BYTES, false, nullptr, SIZE);
-    if (cudaOccupancyMaxActiveClusters(&clusters, KERNEL, &launch.config) != cudaSuccess) {
-      cudaGetLastError();  // clear the error: no clusters is a valid answer
-      return 0;
-    }
-    return clusters;
-  });
-}
-
-template <auto KERNEL, int THREADS, int BYTES, int SIZE = MAX_CLUSTER>
+/// Number of clusters of `size` blocks that the current device runs at once, 0 if it has no clusters. An H200 has room for
+/// 264 blocks but for 62 clusters of 4, because a cluster must lie within one GPC.
+template <auto KERNEL, int THREADS, int BYTES>
 int MaxActiveClusters(int size) {
-  if constexpr (SIZE > 1) {
-    return size == SIZE ? MaxActiveClustersOf<KERNEL, THREADS, BYTES, SIZE>()
-                        : MaxActiveClusters<KERNEL, THREADS, BYTES, SIZE - 1>(size);
-  } else {
-    return 0;
+  static std::atomic<int> known[MAX_DEVICES][MAX_CLUSTER + 1];  // 0: unknown, otherwise the answer + 1
+  int device = 0;
+  if (size < 1 || size > MAX_CLUSTER || cudaGetDevice(&device) != cudaSuccess || device >= MAX_DEVICES) return 0;
+  int x = known[device][size].load(std::memory_order_relaxed);
+  if (x == 0) {
+    AllowShared<KERNEL, BYTES>();
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {unsigned(size), 1, 1};
+    config.gridDim = dim3(size * 128), config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = BYTES;
+    config.attrs = &attribute, config.numAttrs = 1;
+    int clusters = 0;
+    if (cudaOccupancyMaxActiveClusters(&clusters, KERNEL, &config) != cudaSuccess) {
+      cudaGetLastError();  // clear the error: no clusters is a valid answer
+      clusters = 0;
+    }
+    known[device][size].store(x = clusters + 1, std::memory_order_relaxed);
   }
+  return x - 1;
 }
 
-}  // namespace attention
+}  // namespace device
 }  // namespace flashinfer

@@ -6,7 +6,7 @@
 #include <atomic>
 
 namespace flashinfer {
-namespace gemm {
+namespace device {
 
 constexpr int MAX_DEVICES = 64;  // devices whose properties are remembered
 
@@ -21,5 +21,5 @@ inline int SmCount(int device) {
   return count;
 }
 
-}  // namespace gemm
+}  // namespace device
 }  // namespace flashinfer

@@ -131,8 +131,8 @@ constexpr auto KernelOf() {
 
 template <typename Params, bool PAGED, bool ALL_MASKED>
 int MaxActiveDecodeBlocks() {
-  return MaxActiveBlocksOf<decode::KernelOf<Params, PAGED, ALL_MASKED>(), decode::THREADS,
-                           decode::Traits<Params, decode::Shape<Params>::STAGES>::SHARED_BYTES>();
+  return device::MaxActiveBlocksOf<decode::KernelOf<Params, PAGED, ALL_MASKED>(), decode::THREADS,
+                                   decode::Traits<Params, decode::Shape<Params>::STAGES>::SHARED_BYTES>();
 }
 
 template <typename Params, bool PAGED, bool ALL_MASKED>
@@ -141,8 +141,9 @@ Status LaunchDecode(const Params& params, const WorkList& work, bool enable_pdl,
   if (!RowsAligned(params)) return cudaErrorMisalignedAddress;
   constexpr int BYTES = decode::Traits<Params, decode::Shape<Params>::STAGES>::SHARED_BYTES;
   const auto launch = [&](auto single_item) {
-    return LaunchBlocks<decode::KernelOf<Params, PAGED, ALL_MASKED, decltype(single_item)::value>(), decode::THREADS,
-                        BYTES>(work.blocks, enable_pdl, stream, params, work, RowStrides<Params>(params));
+    return device::LaunchBlocks<decode::KernelOf<Params, PAGED, ALL_MASKED, decltype(single_item)::value>(),
+                                decode::THREADS, BYTES>(work.blocks, enable_pdl, stream, params, work,
+                                                        RowStrides<Params>(params));
   };
   // Small batches gain from blocks that load only page-table entries before keys (H200, 32 MiB of keys: 20.3 -> 19.0
   // us); large ones, which are read through L2, gain nothing. Where the parts of each tile form a cluster and all
@@ -153,8 +154,8 @@ Status LaunchDecode(const Params& params, const WorkList& work, bool enable_pdl,
     if (is_computed && work.reads_past_cache) {
       constexpr auto KERNEL = decode::KernelOf<Params, PAGED, false, true>();
       const int parts = work.items == nullptr ? work.single_request.chunks : int(work.equal_requests.chunks.divisor);
-      if (decode::Shape<Params>::STAGES > 1 && work.arrivals != nullptr &&
-          MaxActiveClusters<KERNEL, decode::THREADS, BYTES>(parts) * parts >= work.blocks) {
+      if (parts > 1 && decode::Shape<Params>::STAGES > 1 && work.arrivals != nullptr &&
+          device::MaxActiveClusters<KERNEL, decode::THREADS, BYTES>(parts) * parts >= work.blocks) {
         WorkList clusters = work;
         clusters.in_clusters = true;
         return LaunchConfig(dim3(work.blocks), dim3(decode::THREADS), BYTES, enable_pdl, stream, parts)

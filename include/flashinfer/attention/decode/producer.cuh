@@ -62,7 +62,9 @@ template <typename Params>
 struct Shape {
   using Tr = Traits<Params, 1>;
   static constexpr int STAGE = Tr::RING_BYTES, REST = Tr::SHARED_BYTES - STAGE;
-  static constexpr int StagesOf(int blocks) { return (SharedLimit() / blocks - 1024 * (blocks > 1) - REST) / STAGE; }
+  static constexpr int StagesOf(int blocks) {
+    return (device::SharedLimit() / blocks - 1024 * (blocks > 1) - REST) / STAGE;
+  }
   static constexpr int ENOUGH = Tr::SHORT_ROWS ? 2 : 4;  // stages for three blocks per SM: 96 KB of keys in flight
   static constexpr int BLOCKS = Tr::D_VO <= 128 && StagesOf(3) >= ENOUGH ? 3 : (StagesOf(2) >= 2 ? 2 : 1);
   static constexpr int FIT = StagesOf(BLOCKS), STAGES = FIT > 6 ? 6 : FIT;

@@ -86,7 +86,8 @@ template <typename Params, int TILE>
 int FusedBlocks() {
   using Shape = fused::Shape<Params, TILE>;
   if constexpr (Shape::FITS) {
-    return MaxActiveBlocksOf<fused::FusedKernel<Params, Variant<false>, TILE>, fused::THREADS, Shape::SHARED_BYTES>() /
+    return device::MaxActiveBlocksOf<fused::FusedKernel<Params, Variant<false>, TILE>, fused::THREADS,
+                                     Shape::SHARED_BYTES>() /
            2;
   } else {
     return 0;
@@ -101,7 +102,7 @@ Status LaunchFused(const Params& prefill_params, const WorkList& prefill, const 
     return cudaErrorNotSupported;
   } else {
     if (!RowsAligned(prefill_params) || !RowsAligned(decode_params)) return cudaErrorMisalignedAddress;
-    return LaunchBlocks<fused::FusedKernel<Params, Variant<false>, TILE>, fused::THREADS, Shape::SHARED_BYTES>(
+    return device::LaunchBlocks<fused::FusedKernel<Params, Variant<false>, TILE>, fused::THREADS, Shape::SHARED_BYTES>(
         decode.blocks + prefill.blocks, enable_pdl, stream,
         fused::Part<Params>{prefill_params, prefill, RowStrides<Params>(prefill_params)},
         fused::Part<Params>{decode_params, decode, RowStrides<Params>(decode_params)});

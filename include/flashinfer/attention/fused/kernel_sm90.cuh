@@ -70,7 +70,7 @@ int FusedBlocks() {
   using Shape = mixed_sm90::Shape<Params>;
   if constexpr (Shape::FITS) {
     constexpr auto KERNEL = mixed_sm90::MixedSm90Kernel<typename Shape::Prefill, Variant<false>>;
-    return Shape::TEAMS * MaxActiveBlocksOf<KERNEL, Shape::Prefill::THREADS, Shape::SHARED_BYTES>();
+    return Shape::TEAMS * device::MaxActiveBlocksOf<KERNEL, Shape::Prefill::THREADS, Shape::SHARED_BYTES>();
   } else {
     return 0;
   }
@@ -94,7 +94,7 @@ Status LaunchFused(const Params& prefill_params, const WorkList& prefill, const 
     const int resident = FusedBlocks<Params, TILE>() / Shape::TEAMS;
     if (work.late_blocks >= resident) return cudaErrorNotSupported;
     constexpr auto KERNEL = mixed_sm90::MixedSm90Kernel<Tr, Variant<false>>;
-    return LaunchBlocks<KERNEL, Tr::THREADS, Shape::SHARED_BYTES>(
+    return device::LaunchBlocks<KERNEL, Tr::THREADS, Shape::SHARED_BYTES>(
         std::min(prefill.blocks + work.late_blocks, resident), enable_pdl, stream, prefill_params, work, boxes,
         RowStrides<Params>(prefill_params),
         mixed_sm90::DecodePart<Params>{decode_params, decode, RowStrides<Params>(decode_params)});

@@ -124,14 +124,14 @@ Status LaunchPages(const Params& params, const WorkList& work, bool enable_pdl, 
                               params.k_pe_stride_page, params.k_pe_stride_n);
     if (status != cudaSuccess) return status;
   }
-  return LaunchBlocks<mla::MlaSm90Kernel<Params, COPIED>, mla::THREADS, mla::Shared::BYTES>(
+  return device::LaunchBlocks<mla::MlaSm90Kernel<Params, COPIED>, mla::THREADS, mla::Shared::BYTES>(
       work.blocks, enable_pdl, stream, params, work, RowStrides<Params>(params), maps);
 }
 
 /// Number of blocks that the current device runs at once.
 template <typename Params>
 int MaxActiveMlaSm90Blocks() {
-  return MaxActiveBlocksOf<mla::MlaSm90Kernel<Params, false>, mla::THREADS, mla::Shared::BYTES>();
+  return device::MaxActiveBlocksOf<mla::MlaSm90Kernel<Params, false>, mla::THREADS, mla::Shared::BYTES>();
 }
 
 }  // namespace attention

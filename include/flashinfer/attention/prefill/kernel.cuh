@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(Traits<Params, TILE>::THREADS, Traits<Params, 
 template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
 int MaxActivePrefillBlocks() {
   using Tr = prefill::Traits<Params, TILE>;
-  return MaxActiveBlocksOf<prefill::PrefillKernel<Params, Variant<ALL_MASKED>, TILE, PAGED, ALL_MASKED>, Tr::THREADS,
-                           Tr::SHARED_BYTES>();
+  return device::MaxActiveBlocksOf<prefill::PrefillKernel<Params, Variant<ALL_MASKED>, TILE, PAGED, ALL_MASKED>,
+                                   Tr::THREADS, Tr::SHARED_BYTES>();
 }
 
 template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
@@ -135,8 +135,9 @@ Status LaunchPrefill(const Params& params, const WorkList& work, bool enable_pdl
   if (work.blocks == 0) return cudaSuccess;
   if (!RowsAligned(params)) return cudaErrorMisalignedAddress;
   using Tr = prefill::Traits<Params, TILE>;
-  return LaunchBlocks<prefill::PrefillKernel<Params, Variant<ALL_MASKED>, TILE, PAGED, ALL_MASKED>, Tr::THREADS,
-                      Tr::SHARED_BYTES>(work.blocks, enable_pdl, stream, params, work, RowStrides<Params>(params));
+  return device::LaunchBlocks<prefill::PrefillKernel<Params, Variant<ALL_MASKED>, TILE, PAGED, ALL_MASKED>, Tr::THREADS,
+                              Tr::SHARED_BYTES>(work.blocks, enable_pdl, stream, params, work,
+                                                RowStrides<Params>(params));
 }
 
 }  // namespace attention

@@ -35,8 +35,8 @@ struct Traits {
   // Keys per step: as many as let two blocks of 4 warps share an SM if that is at least 32, otherwise as many as one
   // block can hold.
   static constexpr int BUDGET =
-      (THREADS == 128 && TILE != DECODE_TILE ? SharedLimit() / 2 - 1024 : SharedLimit()) - FIXED;
-  static constexpr int ROOM = BUDGET >= 64 * ROW_BYTES ? BUDGET : SharedLimit() - FIXED;
+      (THREADS == 128 && TILE != DECODE_TILE ? device::SharedLimit() / 2 - 1024 : device::SharedLimit()) - FIXED;
+  static constexpr int ROOM = BUDGET >= 64 * ROW_BYTES ? BUDGET : device::SharedLimit() - FIXED;
   static constexpr int Keys(int fit) { return fit >= 64 ? 64 : (fit >= 32 ? 32 : (fit >= 16 ? 16 : 0)); }
   // Single buffering where it allows larger steps: keys are copied while values are used, and the other way round.
   static constexpr bool ALTERNATES = !Params::SHARED_KV && Keys(ROOM / ROW_BYTES) > Keys(ROOM / (2 * ROW_BYTES));
@@ -51,10 +51,10 @@ struct Traits {
   static constexpr int OFFSET_BYTES = 2 * KEYS * int(sizeof(RowOffsets<Params>));  // row offsets of the next two steps
   static constexpr int SHARED_BYTES =
       Q_BYTES + STAGES * STAGE_BYTES + OFFSET_BYTES + CLASS_BYTES + WEIGHT_BYTES + TOP_BYTES;
-  static_assert(SHARED_BYTES <= SharedLimit(), "it was made to fit");
+  static_assert(SHARED_BYTES <= device::SharedLimit(), "it was made to fit");
   static constexpr bool QUERY_STAYS =
       M_TILES == 2 && D_QK <= 64 && !FP8 && !CHANGES_KEYS<Params>;  // the query stays in registers
-  static constexpr int BLOCKS_PER_SM = THREADS == 128 && SHARED_BYTES <= SharedLimit() / 2 - 1024 ? 2 : 1;
+  static constexpr int BLOCKS_PER_SM = THREADS == 128 && SHARED_BYTES <= device::SharedLimit() / 2 - 1024 ? 2 : 1;
 };
 
 }  // namespace prefill

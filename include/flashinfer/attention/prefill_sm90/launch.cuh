@@ -54,13 +54,13 @@ template <typename Tr, bool ALL_MASKED>
 struct Kernel {
   static constexpr auto FUNCTION = PrefillSm90Kernel<Tr, Variant<ALL_MASKED>, ALL_MASKED>;
 
-  static int ResidentBlocks() { return MaxActiveBlocksOf<FUNCTION, Tr::THREADS, Tr::SHARED_BYTES>(); }
+  static int ResidentBlocks() { return device::MaxActiveBlocksOf<FUNCTION, Tr::THREADS, Tr::SHARED_BYTES>(); }
   static Status Launch(const typename Tr::Params& params, const WorkList& work, const Boxes& boxes, bool enable_pdl,
                        Stream stream) {
     const int blocks = std::min(work.blocks, ResidentBlocks());
     if (blocks == 0) return cudaErrorInvalidConfiguration;
-    return LaunchBlocks<FUNCTION, Tr::THREADS, Tr::SHARED_BYTES>(blocks, enable_pdl, stream, params, work, boxes,
-                                                                 RowStrides<typename Tr::Params>(params));
+    return device::LaunchBlocks<FUNCTION, Tr::THREADS, Tr::SHARED_BYTES>(
+        blocks, enable_pdl, stream, params, work, boxes, RowStrides<typename Tr::Params>(params));
   }
 };
 

@@ -45,15 +45,15 @@ using TraitsOf = KernelTraits<T, typename TileClass<T, LOADS, SIZE>::type, LOADS
 /// Allow a kernel its shared memory and return the blocks of it that a device runs at once; 0 if that fails.
 template <class Traits>
 int ResidentBlocks(int device) {
-  static std::atomic<int> counts[MAX_DEVICES];
-  int count = device < MAX_DEVICES ? counts[device].load(std::memory_order_relaxed) : 0;
+  static std::atomic<int> counts[device::MAX_DEVICES];
+  int count = device < device::MAX_DEVICES ? counts[device].load(std::memory_order_relaxed) : 0;
   if (count > 0) return count;
   const auto kernel = GemmKernel<Traits>;
   const int bytes = Traits::SHARED_BYTES;
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) return 0;
   if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, Traits::THREADS, bytes) != cudaSuccess) return 0;
-  count *= SmCount(device);
-  if (device < MAX_DEVICES) counts[device].store(count, std::memory_order_relaxed);
+  count *= device::SmCount(device);
+  if (device < device::MAX_DEVICES) counts[device].store(count, std::memory_order_relaxed);
   return count;
 }
 

@@ -341,15 +341,14 @@ Status GemmSm90(const GemmProblem& problem, const GemmConfig& config, Stream str
   if (p.k_blocks < p.split) return cudaErrorInvalidValue;  // each block has K
   p.weights_first = Traits::PARTS > 0 && config.enable_pdl && config.weights_first && p.cluster == 1 &&
                     problem.grouping == Grouping::kBatched && !problem.activation.is_active;
-  static std::atomic<uint64_t> allowed{0};
-  auto* kernel = GemmSm90Kernel<Traits>;
-  status = AllowShared(kernel, Traits::SHARED_BYTES, &allowed);
+  constexpr auto* KERNEL = GemmSm90Kernel<Traits>;
+  status = device::AllowShared<KERNEL, Traits::SHARED_BYTES>();
   if (status != cudaSuccess) return status;
   int clusters = std::max(1, config.blocks / config.cluster);
   if (!p.tiles.IsCounted()) clusters = p.split > 1 ? p.tiles.Total() : std::min(clusters, p.tiles.Total());
   const LaunchConfig launch(dim3(clusters * config.cluster), dim3(GEMM_THREADS), Traits::SHARED_BYTES,
                             config.enable_pdl, stream, config.cluster);
-  return launch.Launch(kernel, p);
+  return launch.Launch(KERNEL, p);
 }
 
 }  // namespace gemm

@@ -2,8 +2,8 @@
 // Parameters of the SM90 GEMM kernels, and their construction from a GemmProblem.
 #pragma once
 #include <algorithm>
-#include <atomic>
 
+#include "../../device/occupancy.cuh"
 #include "../../hopper/tensor_map_cache.h"
 #include "../../ptx/wgmma.cuh"
 #include "../../utils.cuh"
@@ -139,19 +139,6 @@ cudaError_t FillParams(GemmParams* p, const GemmProblem& x, const GemmConfig& c,
   p->cluster = c.split_k ? 1 : c.cluster, p->split = c.split_k ? c.cluster : 1;
   p->out = x.out;
   return cudaSuccess;
-}
-
-/// Raise the kernel's limit of dynamic shared memory, once per device.
-template <typename Kernel>
-cudaError_t AllowShared(Kernel kernel, int bytes, std::atomic<uint64_t>* allowed) {
-  int device = 0;
-  cudaError_t status = cudaGetDevice(&device);
-  if (status != cudaSuccess) return status;
-  const uint64_t bit = uint64_t{1} << (device % 64);
-  if (allowed->load(std::memory_order_relaxed) & bit) return cudaSuccess;
-  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (status == cudaSuccess) allowed->fetch_or(bit, std::memory_order_relaxed);
-  return status;
 }
 
 }  // namespace gemm

@@ -329,31 +329,6 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
 #endif
 }
 
-/// Return how many clusters of `split` blocks of KERNEL run at once on the current device, or 0 if none can. Queried once.
-template <auto KERNEL, int THREADS = GEMM_THREADS>
-int MaxClusters(int shared_bytes, int split) {
-  constexpr int DEVICES = 64;
-  static std::atomic<int> cache[DEVICES][9];
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= DEVICES) return 0;
-  int count = cache[device][split].load(std::memory_order_relaxed);
-  if (count == 0) {
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {unsigned(split), 1, 1};
-    config.gridDim = dim3(split * 128), config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = shared_bytes;
-    config.attrs = &attribute, config.numAttrs = 1;
-    if (cudaOccupancyMaxActiveClusters(&count, KERNEL, &config) != cudaSuccess) {
-      cudaGetLastError();
-      count = -1;
-    }
-    cache[device][split].store(count == 0 ? -1 : count, std::memory_order_relaxed);
-  }
-  return std::max(0, count);
-}
-
 template <typename T, typename Traits>
 Status LaunchSwapped(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
   constexpr int TOKENS = Traits::TOKENS;
@@ -367,17 +342,16 @@ Status LaunchSwapped(const GemmProblem& problem, const GemmConfig& config, Strea
   p.tiles.raster = std::max(1, p.tiles.m_tiles);  // all tokens of one tile of weights, then the next weights
   p.read_weights_once = problem.m <= TOKENS;
   p.weights_first = config.enable_pdl && config.weights_first && (!p.tiles.IsCounted() || config.groups_first);
-  static std::atomic<uint64_t> allowed{0};
-  auto* kernel = GemmSwappedSm90Kernel<Traits>;
-  status = AllowShared(kernel, Traits::SHARED_BYTES, &allowed);
+  constexpr auto* KERNEL = GemmSwappedSm90Kernel<Traits>;
+  status = device::AllowShared<KERNEL, Traits::SHARED_BYTES>();
   if (status != cudaSuccess) return status;
-  int clusters = std::min(MaxClusters<GemmSwappedSm90Kernel<Traits>>(Traits::SHARED_BYTES, config.cluster),
-                          std::max(1, config.blocks / config.cluster));
+  const int fitting = device::MaxActiveClusters<KERNEL, GEMM_THREADS, Traits::SHARED_BYTES>(config.cluster);
+  int clusters = std::min(fitting, std::max(1, config.blocks / config.cluster));
   if (clusters == 0) return cudaErrorInvalidConfiguration;
   if (!p.tiles.IsCounted()) clusters = std::min(clusters, p.tiles.Total());
   const LaunchConfig launch(dim3(clusters * config.cluster), dim3(GEMM_THREADS), Traits::SHARED_BYTES,
                             config.enable_pdl, stream, config.cluster);
-  return launch.Launch(kernel, p);
+  return launch.Launch(KERNEL, p);
 }
 
 /// Compute d = a b^T with tiles of TOKENS tokens by 128 weights, or by 64 without a gated activation. With block scaling,

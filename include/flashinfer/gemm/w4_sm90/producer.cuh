@@ -247,16 +247,14 @@ cudaError_t LaunchW4(const W4Problem& problem, const GemmConfig& config, cudaStr
   W4Params params{};
   cudaError_t status = FillW4Params<Traits>(&params, problem, config);
   if (status != cudaSuccess) return status;
-  static std::atomic<uint64_t> allowed{0};
-  auto* kernel = KERNEL;
-  status = AllowShared(kernel, Traits::SHARED_BYTES, &allowed);
+  status = device::AllowShared<KERNEL, Traits::SHARED_BYTES>();
   if (status != cudaSuccess) return status;
-  const int fitting = MaxClusters<KERNEL, Traits::THREADS>(Traits::SHARED_BYTES, config.cluster);
+  const int fitting = device::MaxActiveClusters<KERNEL, Traits::THREADS, Traits::SHARED_BYTES>(config.cluster);
   const int clusters = std::min(fitting, std::max(1, Traits::BLOCKS_PER_SM * config.blocks / config.cluster));
   if (clusters == 0) return cudaErrorInvalidConfiguration;
   const LaunchConfig launch(dim3(clusters * config.cluster), dim3(Traits::THREADS), Traits::SHARED_BYTES,
                             config.enable_pdl, stream, config.cluster);
-  return launch.Launch(kernel, params);
+  return launch.Launch(KERNEL, params);
 }
 
 }  // namespace gemm

@@ -257,7 +257,7 @@ template <auto* KERNEL, int THREADS, int BYTES>
 Status Launch(const MonoParams& p, Stream stream) {
   // More than half of the shared memory of an SM: two grids must not be on an SM at once, since they share a barrier.
   constexpr int SHARED_BYTES = std::max(BYTES, 115 * 1024);
-  const int blocks = attention::MaxActiveBlocksOf<KERNEL, THREADS, SHARED_BYTES>();
+  const int blocks = device::MaxActiveBlocksOf<KERNEL, THREADS, SHARED_BYTES>();
   if (blocks == 0) return cudaErrorNotSupported;
   const dim3 grid(blocks), block(THREADS);
   LaunchConfig config(grid, block, SHARED_BYTES, false, stream);
