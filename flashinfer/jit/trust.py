@@ -49,9 +49,9 @@ def refusal(
 
 def _behind(path: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the folder of each target of a chain of links, and whether the link is one to a file."""
-    is_file = path.is_file() if path.is_symlink() else False
+    is_file = os.path.isfile(path)  # as islink, False where this user may not look
     for _ in range(_MOST_LINKS):
-        if not path.is_symlink():
+        if not os.path.islink(path):
             return
         target = path.parent / os.readlink(path)
         folder = Path(os.path.realpath(target.parent))
