@@ -89,7 +89,7 @@ def resolve_backend(op: str, backend: str, fa3_device: Optional[torch.device] = 
                 f"{op}: backend must be fa2 on {fa3_device} (fa3 needs an SM90 GPU), got 'fa3'; usable: fa2"
             )
         return "fa3"
-    if backend in _PEERS:
+    if isinstance(backend, str) and backend in _PEERS:
         raise NotImplementedError(f"{op}: backend must be fa2 here, got {backend!r}, {_PEERS[backend]}; usable: fa2")
     usable = "'auto' or 'fa2'" if fa3_device is None else "'auto', 'fa2' or 'fa3'"
     raise ArgumentError(f"{op}: backend must be {usable}, got {backend!r}")

@@ -297,3 +297,8 @@ def test_nested_lists_in_a_repeated_run(name):
     wrapper.run(**good)
     with pytest.raises((TypeError, ArgumentError), match=f"{name} must be"):
         wrapper.run(**good | {name: nested(True)})
+
+
+def test_a_list_for_a_backend():
+    with pytest.raises(ArgumentError, match=r"^single_prefill_with_kv_cache: backend must be .*, got \[\]"):
+        flashinfer.single_prefill_with_kv_cache(half(9, 4, 64), *half(2, 33, 2, 64), backend=[])
