@@ -2,7 +2,7 @@
 // Statistics of a tensor for the API log, printed by the device (parameters: api_log_stats.h).
 // One block reads the whole tensor, because one line must be printed without memory for partial results: a graph that
 // is being captured can neither wait for them nor own them. Slow for large tensors, which is what log level 5 costs.
-//   test  pytest tests/test_api_log_stats.py
+//   test  pytest tests/test_api_log_stats.py      bench  none: what the log costs is no figure of merit
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // globaltimer: write the clock of the GPU to memory, in the order of a stream. One thread; two reads around a call time
 // it where CUDA events cannot be trusted, such as under confidential computing.
-//   test  pytest tests/autotuner/test_globaltimer.py
+//   test  pytest tests/autotuner/test_globaltimer.py      bench  none: one thread writes one number
 #pragma once
 #include "ptx/globaltimer.cuh"
 #include "utils.cuh"

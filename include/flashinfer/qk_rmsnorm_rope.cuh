@@ -3,6 +3,7 @@
 // A block per token. Cosines and sines of the token's D / 2 angles are computed once into shared memory and serve every
 // head. A work item is two 16-byte vectors half a head apart, so that a pair never leaves its thread in either layout.
 // The row is read for the statistics and again for the result: at most 48 KB, it comes from L1 or L2 the second time.
+//   test  pytest tests/norm/test_qk_rmsnorm_rope.py      bench  python benchmarks/bench_norm.py
 #pragma once
 #include "qk_rmsnorm_rope.h"
 #include "utils.cuh"

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quantisation of activations by 1 x 128 blocks on CUDA: 8 lanes per block of 128 columns, 16 elements per lane.
+// Bound by memory.
+//   test  pytest tests/hopper/test_quantize_1x128.py tests/gemm/test_quantize_1x128.py
+//   bench  python benchmarks/bench_gemm.py
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

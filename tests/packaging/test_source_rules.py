@@ -41,6 +41,18 @@ def test_no_tuning_macro(path):
     assert not found, f"{relative(path)} lets -D set {found}; make them constexpr, or arguments of a template"
 
 
+@pytest.mark.parametrize("path", [path for path in HEADERS if "__global__" in code_of(path)], ids=relative)
+def test_kernels_name_their_test_and_benchmark(path):
+    """Check that a header with a kernel begins with what runs it: ``test  pytest ...`` and ``bench  python ...``."""
+    head = path.read_text().partition("#pragma once")[0]
+    tests = re.findall(r"\btests/[\w/.]*\w", "".join(re.findall(r"//   test +pytest (.*)", head)))
+    benches = re.findall(r"\bbenchmarks/\w+\.py", "".join(re.findall(r"bench +python (.*)", head)))
+    assert tests, f"{relative(path)} has a kernel and names no test"
+    assert benches or re.search(r"bench  none: \w+", head), f"{relative(path)} has a kernel and names no benchmark"
+    missing = [name for name in (*tests, *benches) if not (ROOT / name).exists()]
+    assert not missing, f"{relative(path)} names {missing}"
+
+
 def test_csrc_has_no_inline_assembly():
     guilty = [relative(p) for p in sorted((ROOT / "csrc").rglob("*.cu")) if re.search(r"\basm\b", code_of(p))]
     assert not guilty

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The first two stages of a mixture of experts in one launch, for few pairs. Every block sorts all of them for itself,
 // which takes less time than a launch; block 0 writes the tables, and all blocks share the tokens.
+// Bound by latency.
+//   test  pytest tests/fused_moe/test_emulated_stages.py      bench  python benchmarks/bench_fused_moe.py
 #pragma once
 #include <algorithm>
 

@@ -2,6 +2,7 @@
 // Kernels and launch of the filters that write rows: renormalisation and masks with top-k and top-p (definitions and
 // parameters: sampling.h). A cluster of up to 8 blocks per row, or pairs of blocks for many rows with top-p; the steps
 // are in filter_rows.cuh and filter_rows_fallback.cuh. Measurements: docs/performance/sampling.md.
+//   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include <algorithm>
 #include <type_traits>

@@ -10,6 +10,7 @@
 //   4. the threshold is found among the listed columns (FindKey in threshold_search.cuh).
 // Steps 1 and 3 iterate over the whole row, step 4 over some hundred columns, or over the row where more are in the
 // bracket (for example ties).
+//   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include "row_segments.cuh"
 #include "row_slices.cuh"

@@ -2,6 +2,7 @@
 // Sampling with min-p from many rows (definitions and parameters: sampling.h). A cluster reads a row once and sends the
 // largest weights of chunks to its leading block; the leader reads only those chunks again that contain a kept column.
 // For few rows, where blocks may wait for each other: sample_unfiltered.cuh.
+//   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include "row_segments.cuh"
 

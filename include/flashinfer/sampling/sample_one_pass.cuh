@@ -8,6 +8,7 @@
 // If the range does not contain the threshold, or the list is too short for the range, the sums known by then give a
 // better range. If that fails too, or many columns are equal, sample_retry.cuh takes over.
 // Each instantiation of the kernel is compiled as a unit of its own; sample_top_k_top_p.cuh chooses among them.
+//   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include "candidate_list.cuh"
 #include "sample_retry.cuh"

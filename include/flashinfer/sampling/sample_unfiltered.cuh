@@ -7,6 +7,7 @@
 //                      total mass is one. A block or a cluster reads the row in passes, from the first column on, until
 //                      that mass has been seen: half of the row on average.
 // Measurements: docs/performance/sampling.md.
+//   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include "row_segments.cuh"
 #include "sample_min_p.cuh"

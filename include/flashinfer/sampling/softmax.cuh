@@ -4,6 +4,7 @@
 // 262144) are held in registers, one per warp of 16 blocks; longer rows in shared memory; otherwise rows are read
 // twice. Several blocks share an SM, so that one loads while others compute and store. Measurements:
 // docs/performance/sampling.md.
+//   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include "../ptx/cp_async.cuh"
 #include "row_segments.cuh"

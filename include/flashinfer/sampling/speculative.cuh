@@ -2,6 +2,7 @@
 // Verification of draft tokens (definitions and parameters: sampling.h), one cluster per request. The cluster holds the
 // row of the next token; every block receives the masses of all segments, whose prefix sums select the segment of the
 // sample.
+//   test  pytest tests/sampling      bench  python benchmarks/bench_sampling.py
 #pragma once
 #include "row_slices.cuh"
 

@@ -2,7 +2,7 @@
 // Merge of the partial states of split tiles, one warp per row. The loads of 16 parts are in flight before their
 // weights are known: they come from L2, and a row may have a hundred parts. The block that finishes the last part of a
 // tile merges it (decode/kernel.cuh), or a separate kernel runs afterwards.
-//   test  pytest tests/attention
+//   test  pytest tests/attention      bench  python benchmarks/bench_decode.py
 #pragma once
 #include "tile.cuh"
 

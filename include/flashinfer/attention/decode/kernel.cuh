@@ -9,6 +9,12 @@
 // of the next are already in flight. Scores and outputs are tensor-core products with keys or columns of values as M
 // and 8 or 16 rows of the tile as N; with one row in use that is 1/8 of their work and still 16 times what memory can
 // feed.
+//
+//   keys of an item, 64 a step    warp 0  [16 keys]  copies ──► its ring of stages ──► scores, weights, its own output
+//                                 warp 1  [16 keys]  copies ──► its ring of stages ──► scores, weights, its own output
+//                                 warp 2  ...                                                     │ end of the item
+//                                 warp 3  ...               merge of four outputs in shared memory ◄──┘
+//                                                           then to out, or to a slot that the last part merges
 //   test  pytest tests/attention      bench  python benchmarks/bench_decode.py
 #pragma once
 #include "../common/merge.cuh"

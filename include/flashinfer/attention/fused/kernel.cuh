@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of plan.h. Blocks of the decode list come first: the device gives one block to each SM before any SM gets a
 // second, so each SM has one of each kind (if the lists are planned for that).
-//   test  pytest tests/cascade
+//
+//   blocks  0 .. d - 1 │ d .. d + p - 1        SM 0: [decode block 0][prefill block 0]    bound by whichever list is longer
+//           decode     │ prefill               SM 1: [decode block 1][prefill block 1]
+//   test  pytest tests/cascade tests/pod      bench  python benchmarks/bench_pod.py
 #pragma once
 #include "../common/merge.cuh"
 #include "../decode/kernel.cuh"

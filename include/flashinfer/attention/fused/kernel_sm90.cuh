@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fused launch of plan.h on Hopper. A block of the prefill kernel fills an SM, so that no SM can hold a
-// block of each list. Instead the first blocks of the launch begin with the decode list: some of their warpgroups are
+// Fused launch of plan.h on Hopper. A block of the prefill kernel fills an SM, so that no SM can hold a block of each
+// list. Instead the first blocks of the launch begin with the decode list: some of their warpgroups are
 // teams, each of which runs a decode block in its part of the shared memory. These SMs wait for memory while the others
 // multiply; then they take prefill items like all others. The planner divides the SMs (Planner::DivideDevice).
-//   test  pytest tests/attention/test_emulated_prefill.py tests/attention/test_mixed.py
+//
+//   SMs of the decode list    [team 0][team 1].. decode items, then [producer][consumers] of prefill items
+//   other SMs                 [producer][consumers] of prefill items            until both lists are empty
+//   test   pytest tests/attention/test_emulated_prefill.py tests/attention/test_mixed.py
+//   bench  python benchmarks/bench_prefill.py
 #pragma once
 #include "../decode/kernel.cuh"
 #include "plan.h"

@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA decode on SM90 with TMA and wgmma: 16-bit queries and caches, 512 latent and 64 rotary columns.
+// MLA decode on SM90 with TMA and wgmma: 16-bit queries and caches, 512 latent and 64 rotary columns. Bound by reading
+// keys, and with many heads by the products of scores and outputs.
 //
 // The decode list of the planner, with tiles of 64 rows, is split over one block per SM. A producer warpgroup loads
 // queries and keys of all items of the block (producer.cuh), so that keys of the next item arrive while
 // results are written; two consumer warpgroups have half of the output columns each (consumer.cuh).
-//   test  pytest tests/mla/test_emulated_mla.py tests/cuda_compile/test_mla_sm90.py
+//
+//   producer     query 64 x 576 │ keys of block 0 │ keys of block 1      two buffers of 64 keys, 9 slabs of 64 columns
+//                                    │ slab by slab     │                                      full ──►   ◄── empty
+//   consumer 0   scores, weights of block 0 ──► shared ──┐   O[:, 0:256]   += weights of both x columns 0 to 255
+//   consumer 1   scores, weights of block 1 ──► shared ──┴─► O[:, 256:512] += weights of both x columns 256 to 511
+//   test   pytest tests/mla/test_emulated_mla.py tests/cuda_compile/test_mla_sm90.py
+//   bench  python benchmarks/bench_mla.py
 #pragma once
 #include "../../hopper/tensor_map_cache.h"
 #include "consumer.cuh"

@@ -2,6 +2,7 @@
 // MLA decode on SM90: the launch that common/backend_interface.h declares, for modules whose only list has tiles of
 // mla::ROWS rows, and the merge of split tiles. The two kernels (kernel.cuh) are in units of their own, compiled in
 // parallel.
+//   test  pytest tests/mla/test_emulated_mla.py      bench  python benchmarks/bench_mla.py
 #pragma once
 #include "../common/kv_rows.cuh"
 #include "../common/merge.cuh"

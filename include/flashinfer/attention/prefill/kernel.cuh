@@ -8,6 +8,10 @@
 // and values are double buffered: one buffer is filled while the other is used, with one barrier per step. With M_TILES
 // = 2 a key fragment feeds two products per load; otherwise reading shared memory (128 B per clock) would take longer
 // than the products. Fragments are loaded one step ahead of their products.
+//
+//   queries ──► warp 0: rows 0 to 15 (31)     per step     K[step] ─┐ scores, softmax in registers
+//               warp 1: the next rows                      V[step] ─┴► output rows in registers
+//               ...                           two buffers: K, V of step i are used while those of step i + 1 are copied
 //   test  pytest tests/attention      bench  python benchmarks/bench_prefill.py
 #pragma once
 #include "consumer.cuh"

@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefill kernel for Hopper: a persistent kernel of one producer and two or three consumer warpgroups on wgmma and TMA.
+// Bound by tensor cores, and for short rows of keys by the exponentials of softmax.
 //
-// A block takes items (tile of rows, range of keys) from a list until none is left. The producer fills a ring of key tiles
-// and a ring of value tiles; each consumer warpgroup has 64 rows of the tile and all keys, so that softmax needs no
-// exchange between warpgroups. Products of one step and softmax of another overlap within a warpgroup, and the
+// A block takes items (tile of rows, range of keys) from a list until none is left. The producer fills a ring of key
+// tiles and a ring of value tiles; each consumer warpgroup has 64 rows of the tile and all keys, so that softmax needs
+// no exchange between warpgroups. Products of one step and softmax of another overlap within a warpgroup, and the
 // warpgroups take turns, so that one multiplies while another computes weights (mainloop.cuh).
-//   test  pytest tests/emulation tests/cuda_compile/test_prefill_sm90.py      bench  python benchmarks/bench_prefill.py
+//
+//   producer      items.cuh ──► Q tile │ K ring of stages │ V ring of stages       full ──►   ◄── empty
+//                               128 (192) rows, 64 of each consumer
+//   consumer 0    S = Q K (step i + 1) │ O += P V (step i) │ softmax of step i + 1 │ S = ...   ──► epilogue.cuh
+//   consumer 1            softmax      │ S = Q K           │ O += P V ...                      ──► epilogue.cuh
+//   test   pytest tests/attention/test_emulated_prefill.py tests/cuda_compile/test_prefill_sm90.py
+//   bench  python benchmarks/bench_prefill.py
 #pragma once
 #include "../../ptx/pdl.cuh"
 #include "../../ptx/setmaxnreg.cuh"

@@ -1,5 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The general GEMM kernel: a ring of operand tiles in shared memory, sums in registers, one tile of results at a time.
+// Bound by mma.sync and by the shared memory that feeds it, few rows by reading B.
+//
+//            K ──►                        all warps of a block copy and multiply; there are no roles
+//   A  BLOCK_M x STEP ──┐
+//                       ├─► slot 0 │ slot 1 │ .. STAGES    step t multiplies slot t while step t + STAGES - 1 is copied
+//   B  BLOCK_N x STEP ──┘        │
+//                                ▼ mma.sync, or fp32           SCALED: the sums of a block of K are scaled, then added
+//                      sums in registers ──► matrix in shared memory (where the ring was) ──► scale, bias, round, store
+//   test   pytest tests/gemm/test_emulation.py tests/gemm/test_cuda_kernel.py
+//   bench  python benchmarks/bench_gemm.py
 #pragma once
 #include "../../ptx/pdl.cuh"
 #include "multiply.cuh"

@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// GEMM with tokens on the M side: a persistent kernel of one producer and two consumer warpgroups.
+// GEMM with tokens on the M side: a persistent kernel of one producer and two consumer warpgroups. Bound by wgmma;
+// block scales by the additions of fp32 sums beside it.
 //
-// Warp 0 of the producer loads stages of 128 bytes of K into the ring, warp 1 their block scales; tokens that are gathered
-// are copied by warps 2 and 3 (gather.cuh). Each consumer warpgroup multiplies and stores its own part of the tile, so
-// that one warpgroup multiplies while the other stores. Two blocks of a cluster may share one operand: each block loads half
-// of the operand and multicasts that half to both blocks; or the blocks of a cluster split K (split_k.cuh).
-// tiles.cuh defines the order of tiles.
+// Warp 0 of the producer loads stages of 128 bytes of K into the ring, warp 1 their block scales; tokens that are
+// gathered are copied by warps 2 and 3 (gather.cuh). Each consumer warpgroup multiplies and stores its own part of the
+// tile, so that one warpgroup multiplies while the other stores. Two blocks of a cluster may share one operand: each
+// block loads half of the operand and multicasts that half to both blocks; or the blocks of a cluster split K
+// (split_k.cuh). tiles.cuh defines the order of tiles.
+//
+//   producer     warp 0: A and B boxes by TMA ──► stage: [A BLOCK_M x 128 B][B BLOCK_N x 128 B]  3 to 8 stages
+//                warp 1: block scales           ──► scales of the stage            full ──►   ◄── empty
+//                warps 2, 3: gathered rows of A
+//   consumer 0   rows 0 to BLOCK_M / 2 ──► accumulators ──► epilogue.cuh, gated.cuh, split_k.cuh
+//   consumer 1   rows BLOCK_M / 2 on   ──► accumulators ──► the same            (128 x 256 block-scaled: in two halves)
+//   test   pytest tests/hopper/test_emulated_gemm.py tests/hopper/test_gemm.py
+//   bench  python benchmarks/bench_gemm.py, and of every tile python -m tests.hopper.tune
 #pragma once
 #include "../../ptx/cluster.cuh"
 #include "../../ptx/pdl.cuh"

@@ -4,6 +4,15 @@
 // of each tile evenly; swap_ab_split_k.cuh adds their partial sums. A block-scaled tile that activates and quantises has
 // 256 weights, 128 ups and their gates, and is not split. The warpgroups of a tile of 64 weights share K
 // (swap_ab_alternate.cuh). Such a tile may quantise its tokens (swap_ab_quantize.cuh).
+// Bound by reading weights.
+//
+//   producer     warp 0: weights, then tokens by TMA ──► stage: [128 weights x 128 B][TOKENS x 128 B]     full ──►
+//                warps 1, 2: block scales, or tokens that they quantise                                ◄── empty
+//   consumer 0   weights 0 to 63   x tokens ──► accumulators^T ──┐ cluster: a part of K each, sums exchanged
+//   consumer 1   weights 64 to 127 x tokens ──► accumulators^T ──┴► store of transposed fragments, activation
+//   64 weights:  consumer 0 takes even stages, consumer 1 odd ones; each finishes half of the tokens
+//   test   pytest tests/hopper/test_emulated_gemm.py tests/hopper/test_gemm.py
+//   bench  python benchmarks/bench_gemm.py
 #pragma once
 #include <type_traits>
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel of fp8_one.cuh for up to 8 tokens: tokens are the columns of the tensor cores, so that weights are decoded as
-// often as for one token. It has two forms: of scales by 128 x 128 blocks, and of one factor per expert (IS_BLOCK
+// The kernel of fp8_one.cuh for up to 8 tokens: tokens are the columns of the tensor cores, so that weights are decoded
+// as often as for one token. It has two forms: of scales by 128 x 128 blocks, and of one factor per expert (IS_BLOCK
 // false), whose tokens and hidden values are codes already.
 // - A warp keeps 128 columns of all tokens. A lane loads and quantises what it multiplies, 32 elements of a token.
 // - Product 1 multiplies the rows of an expert by all tokens; sums of tokens that have not chosen it are left out.
 // - The sums of product 2 are kept for each token, expert and remainder of the chunk's number, so that neither their
 //   order nor their bits depend on the other tokens.
+//   test  pytest tests/fused_moe/test_emulated_mono.py      bench  python benchmarks/bench_fused_moe.py
 #pragma once
 #include "../../ptx/math.cuh"
 #include "../../ptx/prefetch.cuh"

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of e4m3 weights with scales of 128 x 128 blocks for one token in one launch, like kernel.cuh, where instructions
-// take as long as memory:
-// - A warp keeps 128 columns for many rows (fp8_order.cuh), with their elements in registers. Warps meet at the end of a
-//   batch of tiles only.
-// - The token is requested ahead of the weights, so that it does not wait for them. Each warp quantises the columns that it
-//   multiplies, by 1 x 128.
-// - Numbers of e4m3 are multiplied as fp16, which holds them: sums are fp32, where Hopper's own products of e4m3 keep fewer
-//   bits.
+// A layer of e4m3 weights with scales of 128 x 128 blocks for one token in one launch, like kernel.cuh, where
+// instructions take as long as memory:
+// - A warp keeps 128 columns for many rows (fp8_order.cuh), with their elements in registers. Warps meet at the end of
+//   a batch of tiles only.
+// - The token is requested ahead of the weights, so that it does not wait for them. Each warp quantises the columns that
+//   it multiplies, by 1 x 128.
+// - Numbers of e4m3 are multiplied as fp16, which holds them: sums are fp32, where Hopper's own products of e4m3 keep
+//   fewer bits.
+//   test  pytest tests/fused_moe/test_emulated_mono.py      bench  python benchmarks/bench_fused_moe.py
 #pragma once
 #include "../../ptx/math.cuh"
 #include "../../ptx/prefetch.cuh"

@@ -9,6 +9,10 @@
 // token. Sums stay fp32 until the output is rounded. Parameters in shape.h.
 // This is the form of 16-bit weights. One token has forms of its own with e4m3 blocks (fp8_one.cuh) and with MXFP4
 // (mxfp4_one.cuh).
+//
+//   block b of all SMs     find experts ──► product 1: its rows of fc1 ──► hidden values ──► grid barrier ──┐
+//                          product 2: its rows of fc2 ──► sum over experts ──► output  ◄───────────────────┘
+//   each warp              [stage][stage][stage][stage]  cp.async runs ahead over tiles and over the barrier
 //   test  pytest tests/fused_moe/test_emulated_mono.py      bench  python benchmarks/bench_fused_moe.py
 #pragma once
 #include <algorithm>

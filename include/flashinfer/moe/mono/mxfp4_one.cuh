@@ -10,6 +10,7 @@
 // - Weights stay as they are spread, value times 2^-126, most of them subnormal, which the tensor cores keep.
 //   Elements are multiplied by 2^64, so that products are normal numbers in fp32: elements from 2^64 on would
 //   overflow.
+//   test  pytest tests/fused_moe/test_emulated_mono.py      bench  python benchmarks/bench_fused_moe.py
 #pragma once
 #include "../../gemm/w4_decode.cuh"
 #include "kernel.cuh"
