@@ -22,6 +22,7 @@ from .jit import JitSpec, clear_cache_dir, cpp_ext, current_compilation_context,
 from .jit import env as jit_env
 from .jit.companion_wheels import Wheel, cubin_wheel, jit_cache_wheel, minimal_jit_cache_wheel
 from .jit.cpp_ext import get_cuda_version
+from .jit.cubin_loader import download_dir
 from .jit.progress import some_of
 from .version import __git_commit__, __version__
 
@@ -106,9 +107,10 @@ def list_cubins() -> None:
 @main.command("clear-cubin")
 def clear_cubin_command() -> None:
     """Delete the downloads in ``FLASHINFER_CUBIN_DIR``, and that folder if nothing else is in it."""
+    folder = download_dir()
     with _named_failure("Cubin clear"):
         clear_cubin()
-    click.echo(f"Cubin cleared successfully: {jit_env.FLASHINFER_CUBIN_DIR}")
+    click.echo(f"Cubin cleared successfully: {folder}")
 
 
 # ------------------------------------------------------------------------------------------------ companions

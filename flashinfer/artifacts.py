@@ -23,7 +23,7 @@ from ._runtime.errors import ArgumentError
 from ._runtime.knobs import knobs
 from .jit import cubin_loader
 from .jit import env as jit_env
-from .jit.cubin_loader import DSL_FMHA, download_dir, find_artifact, safe_urljoin
+from .jit.cubin_loader import DSL_FMHA, download_dir, find_artifact, rebound_dir, safe_urljoin
 from .jit.download import read_url
 from .version import __version__
 
@@ -170,7 +170,7 @@ def _parse_checksums(source: Union[str, Path], content: bytes) -> dict[str, str]
 
 
 def _local_checksums(path: str) -> Optional[Path]:
-    places = (download_dir() / path, jit_env.FLASHINFER_CUBIN_DIR / path)
+    places = (download_dir() / path, (rebound_dir() or jit_env.FLASHINFER_CUBIN_DIR) / path)
     return next((place for place in places if place.is_file()), None)
 
 
@@ -211,9 +211,13 @@ def download_artifacts() -> None:
 
 
 def clear_cubin() -> None:
-    """Delete what was downloaded. Other files of ``FLASHINFER_CUBIN_DIR`` stay; the folder of the cache is all ours."""
+    """Delete what was downloaded; the folder of the cache is all ours.
+
+    Other files of the folder that the variable ``FLASHINFER_CUBIN_DIR`` names stay. A folder bound to the name
+    ``FLASHINFER_CUBIN_DIR`` of this module or of ``jit.cubin_loader`` is deleted, and nothing outside of it.
+    """
     root = download_dir()
-    if not knobs.cubin_dir:
+    if root != knobs.cubin_dir:
         shutil.rmtree(root, ignore_errors=True)
         return
     names = {*cubin_loader.downloads(), *_listed_here(root), cubin_loader.DOWNLOADS}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any, Optional
 from urllib.parse import unquote, urljoin
@@ -49,14 +50,27 @@ def safe_urljoin(base: str, path: str) -> str:
     return urljoin(base if base.endswith("/") else f"{base}/", path)
 
 
+def rebound_dir() -> Optional[Path]:
+    """Return the folder that a program has bound to ``FLASHINFER_CUBIN_DIR`` of a module, None if none has.
+
+    The modules are ``flashinfer.artifacts`` and this one, in this order. A name that was bound to what it would be
+    anyway, as ``monkeypatch`` leaves it, is not rebound: it may be the companion package.
+    """
+    for name in ("flashinfer.artifacts", __name__):
+        bound = vars(sys.modules[name]).get("FLASHINFER_CUBIN_DIR") if name in sys.modules else None
+        if bound is not None and Path(bound) != jit_env.FLASHINFER_CUBIN_DIR:
+            return Path(bound)
+    return None
+
+
 def download_dir() -> Path:
     """Return the folder that downloads go to: never the companion package, which is read-only."""
-    return knobs.cubin_dir or jit_env.cache_dir(jit_env.writable_base()) / "cubins"
+    return rebound_dir() or knobs.cubin_dir or jit_env.cache_dir(jit_env.writable_base()) / "cubins"
 
 
 def find_artifact(file_name: str, sha256: str) -> Optional[Path]:
     """Return the file if it is here with this SHA-256, in ``FLASHINFER_CUBIN_DIR`` or where downloads go."""
-    folders = dict.fromkeys([jit_env.FLASHINFER_CUBIN_DIR, download_dir()])
+    folders = dict.fromkeys([rebound_dir() or jit_env.FLASHINFER_CUBIN_DIR, download_dir()])
     places = [folder / file_name for folder in folders]
     if knobs.dsl_fmha_local_dir and file_name.startswith(DSL_FMHA):
         places.insert(0, knobs.dsl_fmha_local_dir / Path(file_name).name)

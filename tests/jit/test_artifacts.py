@@ -209,6 +209,18 @@ def test_clearing_stays_in_the_folder(repository, cubins, tmp_path):
     assert (tmp_path / "mine").exists() and not cubins.exists()
 
 
+@pytest.mark.parametrize("module", [artifacts, cubin_loader], ids=lambda m: m.__name__)
+def test_clearing_deletes_a_rebound_folder_alone(repository, cubins, tmp_path, monkeypatch, module):
+    """Check that a program that binds the name to another folder loses that folder and none of its downloads."""
+    artifacts.download_artifacts()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "stale.cubin").touch()
+    monkeypatch.setitem(vars(module), "FLASHINFER_CUBIN_DIR", other)
+    artifacts.clear_cubin()
+    assert not other.exists() and (cubins / FOLDER / "x.cubin").exists()
+
+
 @pytest.mark.parametrize("name", ["/etc/passwd", "../../x.cubin"])
 def test_files_outside_of_their_folder(repository, name):
     (repository / FOLDER / "checksums.txt").write_text(f"{SHA}  {name}\n")
