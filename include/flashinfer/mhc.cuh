@@ -32,6 +32,16 @@ struct DeviceRsqrt {
   __device__ __forceinline__ float operator()(float x) const { return rsqrtf(x); }
 };
 
+/// Load columns that no other thread reads, past L1 (evict-first in L2). H200, 4096 tokens of 7168: pre takes 75.1 us
+/// instead of 76.8, but post 138.9 instead of 132.5.
+template <int V>
+__device__ __forceinline__ Vec<__nv_bfloat16, V> LoadOnce(const __nv_bfloat16* from) {
+  using Columns = Vec<__nv_bfloat16, V>;
+  Columns x;
+  *reinterpret_cast<typename Columns::Bits*>(&x) = __ldcs(reinterpret_cast<const typename Columns::Bits*>(from));
+  return x;
+}
+
 /// Sum of the streams, weighted: sum_j weight[j] * stream[j].
 template <int N>
 __device__ __forceinline__ void AddStream(float (&sum)[N], const Vec<__nv_bfloat16, N>& x, float weight) {
@@ -67,11 +77,12 @@ __global__ void __launch_bounds__(THREADS) MhcPostKernel(const __grid_constant__
 /// Weights of the streams in layer_input, the same in all threads of a block.
 __device__ __forceinline__ void PreWeights(const MhcPreParams& p, int64_t token, float mean,
                                            float (&pre)[MHC_STREAMS]) {
-  const float r = rsqrtf(mean + p.rms_eps);
+  const float scale = rsqrtf(mean + p.rms_eps) * p.scale[0];
+  float m[MHC_STREAMS];
+  LoadMix<MHC_PRE>(p, token, m);
 #pragma unroll
   for (int j = 0; j < MHC_STREAMS; ++j) {
-    const float m = Mix(p, token, MHC_PRE + j) * r * p.scale[0] + p.base[MHC_PRE + j];
-    pre[j] = ptx::Reciprocal(1.f + DeviceExp()(-m)) + p.pre_eps;
+    pre[j] = ptx::Reciprocal(1.f + DeviceExp()(-(m[j] * scale + p.base[MHC_PRE + j]))) + p.pre_eps;
   }
 }
 
@@ -88,7 +99,7 @@ __device__ __forceinline__ void LoadStreams(const MhcPreParams& p, int64_t token
                                             Vec<__nv_bfloat16, VEC> (&stream)[MHC_STREAMS]) {
   const __nv_bfloat16* residual = p.residual + token * MHC_STREAMS * p.hidden + column;
 #pragma unroll
-  for (int j = 0; j < MHC_STREAMS; ++j) stream[j] = Vec<__nv_bfloat16, VEC>::Load(residual + j * p.hidden);
+  for (int j = 0; j < MHC_STREAMS; ++j) stream[j] = LoadOnce<VEC>(residual + j * p.hidden);
 }
 
 /// Blocks [0, mix_blocks): post and comb, a thread for each token. Further blocks: `chunks` of each token.

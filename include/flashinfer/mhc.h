@@ -45,11 +45,16 @@ Status MhcPre(const MhcPreParams& params, Stream stream);
 
 namespace mhc {
 
-/// Return number `i` of dot_mix of a token, the sum over the splits.
-FLASHINFER_HD float Mix(const MhcPreParams& p, int64_t token, int i) {
-  float sum = 0.f;
-  for (int s = 0; s < p.splits; ++s) sum += p.dot_mix[(s * p.tokens + token) * MHC_MIX + i];
-  return sum;
+/// Load numbers FIRST .. FIRST + COUNT - 1 of dot_mix of a token, the sums over the splits. All of a split are loaded together.
+template <int FIRST, int COUNT>
+FLASHINFER_HD void LoadMix(const MhcPreParams& p, int64_t token, float (&m)[COUNT]) {
+  for (int i = 0; i < COUNT; ++i) m[i] = p.dot_mix[token * MHC_MIX + FIRST + i];
+  for (int s = 1; s < p.splits; ++s) {
+    const float* from = p.dot_mix + (s * p.tokens + token) * MHC_MIX + FIRST;
+    float more[COUNT];
+    for (int i = 0; i < COUNT; ++i) more[i] = from[i];
+    for (int i = 0; i < COUNT; ++i) m[i] += more[i];
+  }
 }
 
 /// Return the sum of squares of a token's residual row, the sum over the splits.
@@ -73,15 +78,19 @@ FLASHINFER_HD void Sinkhorn(float (&c)[MHC_STREAMS][MHC_STREAMS], float eps, int
     const float factor = reciprocal(sum);
     for (int j = 0; j < N; ++j) c[i][j] = c[i][j] * factor + eps;
   }
-  for (int round = 0; round < repeat; ++round) {
-    for (int i = 0; i < N && round > 0; ++i) {
-      const float factor = reciprocal(((c[i][0] + c[i][1]) + (c[i][2] + c[i][3])) + eps);
-      for (int j = 0; j < N; ++j) c[i][j] *= factor;
-    }
+  const auto normalise_columns = [&] {
     for (int j = 0; j < N; ++j) {
       const float factor = reciprocal(((c[0][j] + c[1][j]) + (c[2][j] + c[3][j])) + eps);
       for (int i = 0; i < N; ++i) c[i][j] *= factor;
     }
+  };
+  normalise_columns();
+  for (int round = 1; round < repeat; ++round) {
+    for (int i = 0; i < N; ++i) {
+      const float factor = reciprocal(((c[i][0] + c[i][1]) + (c[i][2] + c[i][3])) + eps);
+      for (int j = 0; j < N; ++j) c[i][j] *= factor;
+    }
+    normalise_columns();
   }
 }
 
@@ -89,21 +98,20 @@ FLASHINFER_HD void Sinkhorn(float (&c)[MHC_STREAMS][MHC_STREAMS], float eps, int
 template <typename Exp, typename Reciprocal, typename Rsqrt>
 FLASHINFER_HD void PostAndComb(const MhcPreParams& p, int64_t token, float mean, Exp exp, Reciprocal reciprocal,
                                Rsqrt rsqrt) {
-  const float r = rsqrt(mean + p.rms_eps);
-  for (int j = 0; j < MHC_STREAMS; ++j) {
-    const float m = Mix(p, token, MHC_POST + j) * r * p.scale[1] + p.base[MHC_POST + j];
-    p.post[token * MHC_STREAMS + j] = reciprocal(1.f + exp(-m)) * p.post_mult;
+  constexpr int N = MHC_STREAMS;
+  float m[MHC_MIX - MHC_POST], base[MHC_MIX - MHC_POST], c[N][N];
+  LoadMix<MHC_POST>(p, token, m);
+  for (int i = 0; i < MHC_MIX - MHC_POST; ++i) base[i] = p.base[MHC_POST + i];
+  const float r = rsqrt(mean + p.rms_eps), post_scale = p.scale[1] * r, comb_scale = p.scale[2] * r;
+  for (int j = 0; j < N; ++j) {
+    p.post[token * N + j] = reciprocal(1.f + exp(-(m[j] * post_scale + base[j]))) * p.post_mult;
   }
-  float c[MHC_STREAMS][MHC_STREAMS];
-  for (int i = 0; i < MHC_STREAMS; ++i) {
-    for (int j = 0; j < MHC_STREAMS; ++j) {
-      const int at = MHC_COMB + i * MHC_STREAMS + j;
-      c[i][j] = Mix(p, token, at) * r * p.scale[2] + p.base[at];
-    }
+  for (int i = 0; i < N; ++i) {
+    for (int j = 0; j < N; ++j) c[i][j] = m[N + i * N + j] * comb_scale + base[N + i * N + j];
   }
   Sinkhorn(c, p.sinkhorn_eps, p.repeat, exp, reciprocal);
-  for (int i = 0; i < MHC_STREAMS; ++i) {
-    for (int j = 0; j < MHC_STREAMS; ++j) p.comb[(token * MHC_STREAMS + i) * MHC_STREAMS + j] = c[i][j];
+  for (int i = 0; i < N; ++i) {
+    for (int j = 0; j < N; ++j) p.comb[(token * N + i) * N + j] = c[i][j];
   }
 }
 

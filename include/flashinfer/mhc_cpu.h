@@ -56,10 +56,10 @@ inline Status MhcPre(const MhcPreParams& p, Stream) {
       }
       const float mean = squares / p.k, r = rsqrt(mean + p.rms_eps);
       mhc::PostAndComb(p, t, mean, exp, reciprocal, rsqrt);
-      float pre[MHC_STREAMS];
+      float pre[MHC_STREAMS], m[MHC_STREAMS];
+      mhc::LoadMix<MHC_PRE>(p, t, m);
       for (int j = 0; j < MHC_STREAMS; ++j) {
-        const float m = mhc::Mix(p, t, MHC_PRE + j) * r * p.scale[0] + p.base[MHC_PRE + j];
-        pre[j] = reciprocal(1.f + exp(-m)) + p.pre_eps;
+        pre[j] = reciprocal(1.f + exp(-(m[j] * r * p.scale[0] + p.base[MHC_PRE + j]))) + p.pre_eps;
       }
       bfloat16* out = p.layer_input + t * p.hidden;
       ForEachVec(p.hidden, [&](int64_t i, auto lanes) {
