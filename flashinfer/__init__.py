@@ -80,6 +80,7 @@ _ON_USE = (
     "grouped_mm",
     "integrations",
     "logits_processor",
+    "mamba",
     "mhc",
     "moe_ep",
     "profiler",

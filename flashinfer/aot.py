@@ -58,6 +58,7 @@ from .jit.page import gen_page_modules as gen_page_modules
 from .jit.prebuilt import record_modules, recorded_sources
 from .jit.progress import ProgressBar
 from .jit.quantization import gen_quantization_modules as gen_quantization_modules
+from .jit.recurrent import gen_recurrent_modules as gen_recurrent_modules
 from .jit.rope import gen_rope_modules as gen_rope_modules
 from .jit.sampling import gen_sampling_modules as gen_sampling_modules
 from .jit.scale import gen_scale_modules as gen_scale_modules
@@ -66,7 +67,7 @@ from .jit.topk import gen_topk_modules as gen_topk_modules
 #: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
 FAMILIES = (
     *("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade", "sampling", "topk"),
-    *("decode", "prefill", "mla", "gemm", "fused_moe", "mhc"),
+    *("decode", "prefill", "mla", "gemm", "fused_moe", "recurrent", "mhc"),
     "api_log_stats",
 )
 _ATTENTION = ("decode", "prefill", "mla")

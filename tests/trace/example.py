@@ -20,6 +20,7 @@ them with what this program writes; run it again after changing a template or a 
     bmm_bf16_n512_k128.json
     bmm_fp8_n512_k2048.json
     chain_speculative_sampling_v128256.json
+    checkpointing_ssu_t4_l20_h32_d64_g2_n128.json
     concat_mla_k_h128_nope128_rope64_d192.json
     cutlass_fused_moe_fp8_block_topk8_e32_h1024_i512.json
     cutlass_fused_moe_fp8_per_expert_topk8_e32_h1024_i512.json
@@ -109,6 +110,8 @@ them with what this program writes; run it again after changing a template or a 
     sampling_from_probs_v128256.json
     scale_2d.json
     segment_packbits.json
+    selective_state_update_h32_d64_g2_n128.json
+    selective_state_update_mtp_t4_h32_d64_g2_n128.json
     shuffle_matrix_a.json
     shuffle_matrix_sf_a.json
     silu_and_mul_3d_h28672.json
@@ -145,6 +148,7 @@ import torch
 import flashinfer
 import flashinfer.fused_moe
 import flashinfer.gemm  # the package imports it on first use
+import flashinfer.mamba
 import flashinfer.mhc
 
 OUT = Path(__file__).parent / "fi_trace_out"
@@ -202,6 +206,7 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from expert_layer_calls()
     yield from moe_calls()
     yield from mhc_calls()
+    yield from mamba_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
 
 
@@ -318,6 +323,25 @@ def mhc_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     streams = {"residual": bf16(16, 4, hidden), "mhc_scale": fp32(3), "mhc_base": fp32(24)}
     yield mhc.mhc_pre_big_fuse, {"dot_mix": fp32(16, 24), "sqrsum": fp32(16), **streams, "k": 4 * hidden}
     yield mhc.mhc_pre_big_fuse_with_prenorm, {"dot_mix": fp32(16, 24), **streams}
+
+
+def mamba_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return calls at a quarter of the heads of Nemotron-H: one token of each sequence, then four."""
+    heads, dim, groups, dstate = 32, 64, 2, 128
+    weights = {"A": fp32(heads, dim, dstate), "D": bf16(heads, dim), "dt_bias": bf16(heads, dim), "dt_softplus": True}
+    for steps in (0, 4):
+        lead = (16, steps) if steps else (16,)
+        tokens = {"x": bf16(*lead, heads, dim), "dt": bf16(*lead, heads, dim), "cache_steps": steps}
+        tokens |= {"B": bf16(*lead, groups, dstate), "C": bf16(*lead, groups, dstate)}
+        yield flashinfer.mamba.selective_state_update, {"state": bf16(16, heads, dim, dstate), **tokens, **weights}
+    rings = {
+        "x_cache": bf16(16, heads, 20, dim),
+        "B_cache": bf16(16, groups, 20, dstate),
+        "dt_cache": fp32(16, heads, 20),
+    }
+    rings |= {"ring_start": int32(16), "prev_num_accepted_tokens": int32(16), "out": bf16(16, 4, heads, dim)}
+    del tokens["cache_steps"]
+    yield flashinfer.mamba.checkpointing_ssu, {"state": bf16(16, heads, dim, dstate), **rings, **tokens, **weights}
 
 
 def lora_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

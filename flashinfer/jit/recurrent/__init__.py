@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import Callable, Iterator
 
 from ..core import JitSpec
+from .mamba import gen_mamba_modules
 
 __all__ = ["gen_recurrent_modules"]
 
 #: What each part of the family yields for a backend.
-_PARTS: tuple[Callable[[str], Iterator[JitSpec]], ...] = ()
+_PARTS: tuple[Callable[[str], Iterator[JitSpec]], ...] = (gen_mamba_modules,)
 
 
 def gen_recurrent_modules(backend: str = "cuda") -> Iterator[JitSpec]:

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exports of an ssu module.
+#include "ssu.cu"
+
+FLASHINFER_EXPORT(selective_state_update, selective_state_update)
