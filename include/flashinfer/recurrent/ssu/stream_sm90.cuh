@@ -269,13 +269,13 @@ Status Launch(const SsuParams<State, Input>& p, Stream stream) {
   using S = Shape<State, Input, WIDTH>;
   constexpr auto KERNEL = SsuStreamKernel<State, Input, WIDTH>;
   constexpr int BYTES = int(sizeof(typename S::Shared));
-  const Status status = attention::AllowShared<KERNEL, BYTES>();
+  const Status status = flashinfer::device::AllowShared<KERNEL, BYTES>();
   if (status != cudaSuccess) return status;
   int device = 0;
   cudaGetDevice(&device);
   const int tiles = p.dim / S::TILE_ROWS;
   const int64_t items = int64_t(p.sequences) * p.heads * tiles;
-  const int64_t blocks = std::min<int64_t>(items, gemm::SmCount(device));
+  const int64_t blocks = std::min<int64_t>(items, flashinfer::device::SmCount(device));
   return LaunchShared(KERNEL, dim3(blocks), dim3(THREADS), BYTES, false, stream, p, items, tiles);
 }
 
