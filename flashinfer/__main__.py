@@ -262,7 +262,7 @@ def _config() -> dict[str, dict[str, Any]]:
             "cubins": _try(lambda: jit_env.FLASHINFER_CUBIN_DIR),
         },
         "Modules": _module_totals(),
-        "Settings": {knob.variable: getattr(knobs, knob.attribute) for knob in knobs.all()},
+        "Settings": {knob.variable: _try(lambda knob=knob: getattr(knobs, knob.attribute)) for knob in knobs.all()},
         "Variables that nothing reads": _unread_variables(),
     }
 

@@ -28,8 +28,8 @@ INTRODUCTION = """# Environment variables
 
 Written by `python scripts/knobs_table.py --write` from [knobs.py](../flashinfer/_runtime/knobs.py): edit that file.
 `flashinfer show-config` prints the values in force. A variable is read when it matters, not at import, except for those
-of logging and traces, which decide whether a function is wrapped at all. A value that cannot be read is ignored with a
-warning.
+of logging and traces, which decide whether a function is wrapped at all. An unknown value is an
+error that lists the known ones; switches take 1, true, yes, on, 0, false, no and off.
 """
 
 

@@ -15,14 +15,22 @@ import warnings
 from pathlib import Path
 from typing import Any, Callable, Generic, Iterator, Optional, TypeVar, Union, overload
 
+from .errors import ArgumentError
+
 __all__ = ["Knob", "Knobs", "knobs", "split_words"]
 
 T = TypeVar("T")
 
 
+_OFF, _ON = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
+
+
 def _flag(text: str) -> bool:
-    """Parse a switch: empty, 0, false, no and off mean off."""
-    return text.strip().lower() not in ("", "0", "false", "no", "off")
+    """Parse a switch: 0, false, no and off mean off; 1, true, yes, on and numbers above 1 mean on."""
+    word = text.strip().lower()
+    if word not in (*_OFF, *_ON) and not word.isdecimal():
+        raise ValueError(f"must be one of {', '.join((*_ON, *_OFF))}")
+    return word not in _OFF
 
 
 def _is_set(text: str) -> bool:
@@ -30,10 +38,28 @@ def _is_set(text: str) -> bool:
     return text != ""
 
 
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError("must be at least 1")
+def _whole(least: int) -> Callable[[str], int]:
+    """Return a parser of a whole number that is at least ``least``."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise ValueError(f"must be a whole number from {least} on")
+        return value
+
+    return parse
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:  # neither negative nor NaN
+        raise ValueError("must be a number from 0 on")
     return value
 
 
@@ -42,7 +68,7 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text and text not in allowed:
-            raise ValueError(f"must be {' or '.join(allowed)}")
+            raise ValueError(f"must be one of {', '.join(allowed)}")
         return text
 
     return parse
@@ -55,17 +81,18 @@ def _path(text: str) -> Path:
 
 def _logging_level(text: str) -> Union[str, int]:
     """Parse a level of Python's logging, by name or number."""
-    if text.strip().isdecimal():
-        return int(text)
-    if not isinstance(logging.getLevelName(text.strip().upper()), int):
-        raise ValueError("no such level of Python's logging")
-    return text.strip().upper()
+    name = text.strip().upper()
+    if name.isdecimal():
+        return int(name)
+    if not isinstance(logging.getLevelName(name), int):
+        raise ValueError("must be one of DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number")
+    return name
 
 
 def _error_mode(text: str) -> str:
     """Parse the error measure that decides between the two scales of an NVFP4 block."""
     if text.strip().upper() not in ("MAE", "MSE"):
-        raise ValueError("must be MAE or MSE")
+        raise ValueError("must be one of MAE, MSE")
     return text.strip().upper()
 
 
@@ -104,9 +131,8 @@ class Knob(Generic[T]):
             return self.default
         try:
             return self.parse(text)
-        except ValueError as error:
-            warnings.warn(f"{self.variable}={text!r} is ignored ({error}); using {self.default!r}", stacklevel=2)
-            return self.default
+        except ValueError as error:  # a default in its place would run what nobody asked for
+            raise ArgumentError(f"{self.variable} {error}, got {text!r}") from None
 
 
 class Knobs:
@@ -128,10 +154,10 @@ class Knobs:
     )
     extra_ldflags = Knob[list[str]]("FLASHINFER_EXTRA_LDFLAGS", split_words, [], "appended to link flags", "compiler")
     nvcc_threads = Knob(
-        "FLASHINFER_NVCC_THREADS", _positive_int, 1, "nvcc --threads=N, helps several targets", "compiler"
+        "FLASHINFER_NVCC_THREADS", _whole(1), 1, "nvcc --threads=N, helps several targets", "compiler"
     )
     max_jobs = Knob[Optional[int]](
-        "MAX_JOBS", _positive_int, None, "parallel compile jobs; default: cores, bounded by free memory", "compiler"
+        "MAX_JOBS", _whole(1), None, "parallel compile jobs; default: cores, bounded by free memory", "compiler"
     )
 
     # JIT
@@ -171,7 +197,14 @@ class Knobs:
     cubin_checksum_disabled = Knob(
         "FLASHINFER_CUBIN_CHECKSUM_DISABLED", _is_set, False, "any value: accept binaries that were changed", "jit"
     )
-    cubin_download_threads = Knob("FLASHINFER_CUBIN_DOWNLOAD_THREADS", int, 4, "files downloaded at once", "jit")
+    cubin_download_threads = Knob("FLASHINFER_CUBIN_DOWNLOAD_THREADS", _whole(1), 4, "files downloaded at once", "jit")
+    cubin_retry_window_seconds = Knob(
+        "FLASHINFER_CUBIN_RETRY_WINDOW_SECONDS",
+        _whole(0),
+        0,
+        "seconds of download_artifacts() in which failed downloads are tried again",
+        "jit",
+    )
     dsl_fmha_local_dir = Knob[Optional[Path]](
         "FLASHINFER_DSL_FMHA_LOCAL_DIR", _path, None, "folder looked at before DSL FMHA kernels are downloaded", "jit"
     )
@@ -182,7 +215,7 @@ class Knobs:
 
     # API logging and dumps
     log_level = Knob(
-        "FLASHINFER_LOGLEVEL", int, 0, "API log: 0 off, 1 names, 3 arguments, 5 statistics, 10 dumps", "log"
+        "FLASHINFER_LOGLEVEL", _whole(0), 0, "API log: 0 off, 1 names, 3 arguments, 5 statistics, 10 dumps", "log"
     )
     log_dest = Knob("FLASHINFER_LOGDEST", str, "stdout", "stdout, stderr or a file; %i becomes the process id", "log")
     dump_dir = Knob("FLASHINFER_DUMP_DIR", _path, Path("flashinfer_dumps"), "where level 10 writes tensors", "log")
@@ -190,8 +223,8 @@ class Knobs:
         "FLASHINFER_DUMP_INCLUDE", str, "", "comma list of wildcards: log and dump only these APIs", "log"
     )
     dump_exclude = Knob("FLASHINFER_DUMP_EXCLUDE", str, "", "comma list of wildcards: leave these APIs out", "log")
-    dump_max_count = Knob("FLASHINFER_DUMP_MAX_COUNT", int, 1000, "dumps per process", "log")
-    dump_max_size_gb = Knob("FLASHINFER_DUMP_MAX_SIZE_GB", float, 20.0, "bytes dumped per process, in GB", "log")
+    dump_max_count = Knob("FLASHINFER_DUMP_MAX_COUNT", _whole(0), 1000, "dumps per process", "log")
+    dump_max_size_gb = Knob("FLASHINFER_DUMP_MAX_SIZE_GB", _number, 20.0, "bytes dumped per process, in GB", "log")
     dump_safetensors = Knob("FLASHINFER_DUMP_SAFETENSORS", _flag, False, "1 writes .safetensors instead of .pt", "log")
 
     # traces
@@ -266,7 +299,7 @@ class Knobs:
     )
     confidential_compute = Knob(
         "FLASHINFER_CONFIDENTIAL_COMPUTE",
-        str,
+        _one_of("1", "0"),
         "",
         "1 or 0: take the GPU for one under confidential computing, or not; default: as its driver says",
         "ops",
@@ -293,9 +326,9 @@ class Knobs:
     )
     topk_algo = Knob(
         "FLASHINFER_TOPK_ALGO",
-        str,
+        _one_of("filtered", "multi_cta", "clusters", "default"),
         "",
-        "blocks per row of top-k: filtered: one, multi_cta: a cluster; default (and clusters): by the batch",
+        "blocks per row of top-k: filtered: one, multi_cta: a cluster; clusters, default or unset: by the batch",
         "ops",
     )
 

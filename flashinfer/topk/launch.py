@@ -35,13 +35,14 @@ def get_num_cached_for_topk(device: torch.device, k: int) -> int:
 
 def plan(input: torch.Tensor, k: int) -> tuple[int, int]:
     """Return the elements that a block keeps in shared memory, and the blocks per row (0: the kernel chooses)."""
+    blocks_per_row = _BLOCKS_PER_ROW.get(knobs.topk_algo, 0)  # on the CPU too: an unknown name is an error there
     index = input.get_device()
     if index < 0:
         return 0, 0
     key, capacity = _prepared(index, k)
     if key not in _cache_buf:
         _get_cache_buf(key[0], 1, key[1])
-    return capacity, _BLOCKS_PER_ROW.get(knobs.topk_algo, 0)
+    return capacity, blocks_per_row
 
 
 @functools.cache

@@ -128,8 +128,9 @@ def test_level_of_the_log(workshop, homes):
     quiet = run_python(arguments + PROGRAM, FLASHINFER_LOGGING_LEVEL="error")
     assert quiet.stdout.startswith("42\n"), quiet.stderr
     assert "not writable" not in quiet.stderr
-    loud = run_python(arguments + PROGRAM.replace('"tiny"', '"loud"'), FLASHINFER_LOGGING_LEVEL="loud")
-    assert "FLASHINFER_LOGGING_LEVEL='loud' is ignored (no such level of Python's logging); using 'INFO'" in loud.stderr
+    unknown = run_python(arguments + PROGRAM, FLASHINFER_LOGGING_LEVEL="loud")
+    assert "FLASHINFER_LOGGING_LEVEL must be one of DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number" in unknown.stderr
+    loud = run_python(arguments + PROGRAM.replace('"tiny"', '"loud"'), FLASHINFER_LOGGING_LEVEL="info")
     assert loud.stderr.count("not writable") == 1
     why = run_python(arguments + PROGRAM.replace('"tiny"', '"why"'), FLASHINFER_LOGGING_LEVEL="debug")
     assert "building why: not built\n" in why.stderr and "why.so\n" in why.stderr

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer._runtime.knobs import Knob, Knobs, knobs
 
 
@@ -32,12 +33,27 @@ def test_value(monkeypatch, attribute, text, value):
     assert getattr(knobs, attribute) == value
 
 
-@pytest.mark.parametrize("attribute, text", [("max_jobs", "0"), ("log_level", "loud"), ("dump_max_size_gb", "big")])
-def test_bad_text_is_named_and_ignored(monkeypatch, attribute, text):
+@pytest.mark.parametrize(
+    "attribute, text, values",
+    [
+        ("max_jobs", "0", "a whole number from 1 on"),
+        ("log_level", "loud", "a whole number from 0 on"),
+        ("dump_max_size_gb", "big", "a number from 0 on"),
+        ("dump_max_size_gb", "nan", "a number from 0 on"),
+        ("jit_verbose", "maybe", "one of 1, true, yes, on, 0, false, no, off"),
+        ("logging_level", "loud", "one of DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number"),
+        ("topk_algo", "fastest", "one of filtered, multi_cta, clusters, default"),
+        ("autotune_timer", "watch", "one of globaltimer, cuda_event"),
+        ("nvfp4_4over6_err_mode", "max", "one of MAE, MSE"),
+        ("confidential_compute", "yes", "one of 1, 0"),
+    ],
+)
+def test_unknown_values_are_errors_that_list_the_known_ones(monkeypatch, attribute, text, values):
     knob = getattr(Knobs, attribute)
     monkeypatch.setenv(knob.variable, text)
-    with pytest.warns(UserWarning, match=f"{knob.variable}='{text}' is ignored .* using {knob.default}"):
-        assert getattr(knobs, attribute) == knob.default
+    with pytest.raises(ArgumentError) as caught:
+        getattr(knobs, attribute)
+    assert str(caught.value) == f"{knob.variable} must be {values}, got '{text}'"
 
 
 def test_override_lasts_as_long_as_its_block(monkeypatch):
