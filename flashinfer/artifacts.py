@@ -11,19 +11,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import random
 import re
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, ClassVar, Iterable, Iterator, Optional, Union
+from typing import Any, ClassVar, Iterable, Iterator, Mapping, Optional, Union
 
 from ._runtime.errors import ArgumentError
 from ._runtime.knobs import knobs
 from .jit import cubin_loader
 from .jit import env as jit_env
-from .jit.cubin_loader import DSL_FMHA, download_dir, find_artifact, rebound_dir, safe_urljoin
+from .jit.cubin_loader import (
+    DSL_FMHA,
+    download_dir,
+    download_file,
+    find_artifact,
+    rebound_dir,
+    safe_urljoin,
+    verify_cubin,
+)
 from .jit.download import read_url
 from .version import __version__
 
@@ -32,15 +41,18 @@ __all__ = [
     "CheckSumHash",
     "clear_cubin",
     "download_artifacts",
+    "download_file",
     "get_artifacts_status",
     "get_available_cubin_files",
     "get_available_header_files",
     "get_checksums",
     "get_subdir_file_list",
     "temp_env_var",
+    "verify_cubin",
 ]
 
 _CHECKSUM = re.compile(r"([0-9a-fA-F]{64}) [ *]?(\S.*)")  # as sha256sum writes it
+_SHOWN = 5  # names in the error of failed downloads
 _LINK = re.compile(r'href="([^"?#]+)"')
 
 
@@ -52,11 +64,8 @@ class ArtifactPath:
     TRTLLM_GEN_FMHA: str = "trtllm-gen/fmha/"
     TRTLLM_GEN_BMM: str = "trtllm-gen/bmm/"
     TRTLLM_GEN_GEMM: str = "trtllm-gen/gemm/"
-    TRTLLM_GEN_BMM_RUBIN: str = "trtllm-gen/bmm-rubin/"
-    TRTLLM_GEN_GEMM_RUBIN: str = "trtllm-gen/gemm-rubin/"
     CUDNN_SDPA: str = "cudnn/sdpa/"
     DEEPGEMM: str = "deep-gemm/"
-    DEEPGEMM_RUBIN: str = "deep-gemm-rubin/"
     DSL_FMHA: str = DSL_FMHA
     DSL_FMHA_ARCHS: tuple[str, ...] = ()
 
@@ -67,10 +76,7 @@ class CheckSumHash:
     TRTLLM_GEN_FMHA: str = ""
     TRTLLM_GEN_BMM: str = ""
     TRTLLM_GEN_GEMM: str = ""
-    TRTLLM_GEN_BMM_RUBIN: str = ""
-    TRTLLM_GEN_GEMM_RUBIN: str = ""
     DEEPGEMM: str = ""
-    DEEPGEMM_RUBIN: str = ""
     DSL_FMHA_CHECKSUMS: ClassVar[dict[str, str]] = {}
     map_checksums: ClassVar[dict[str, str]] = {}
 
@@ -100,28 +106,42 @@ def temp_env_var(key: str, value: str) -> Iterator[None]:
             os.environ[key] = before
 
 
-def _links(source: str, suffix: str, retries: int, delay: float, timeout: float) -> tuple[str, ...]:
-    """Return the links of a directory page that end in ``suffix``; none if the server answers with an error."""
+def _links(source: str, retries: int, delay: float, timeout: float, what: str) -> list[str]:
+    """Return the links of a directory page; a RuntimeError if the server answers each attempt with an error."""
     for attempt in range(retries):
         if attempt:
             time.sleep(delay)
         try:
-            return tuple(link for link in _LINK.findall(read_url(source, timeout)) if link.endswith(suffix))
+            return _LINK.findall(read_url(source, timeout))
         except ArgumentError:
             raise
         except (OSError, HTTPException, ValueError) as error:  # ValueError: a redirection to what is no URL
             cubin_loader.logger.warning("%s cannot be read (attempt %d of %d): %s", source, attempt + 1, retries, error)
-    return ()
+    raise RuntimeError(f"Failed to fetch the {what} artifact index {source} in {retries} attempts")
 
 
 def get_available_cubin_files(source: str, retries: int = 3, delay: float = 5, timeout: float = 10) -> tuple[str, ...]:
-    """Return the links of a directory page that end in ``.cubin``; none if the server answers with an error."""
-    return _links(source, ".cubin", retries, delay, timeout)
+    """Return the links of a directory page that end in ``.cubin``; a RuntimeError if the page cannot be read."""
+    return tuple(link for link in _links(source, retries, delay, timeout, "cubin") if link.endswith(".cubin"))
 
 
 def get_available_header_files(source: str, retries: int = 3, delay: float = 5, timeout: float = 10) -> tuple[str, ...]:
-    """Return the links of a directory page that end in ``.h``; none if the server answers with an error."""
-    return _links(source, ".h", retries, delay, timeout)
+    """Return the ``.h`` files of a directory page and of the pages below it, by their paths relative to ``source``.
+
+    A RuntimeError names the page that cannot be read.
+    """
+    found: list[str] = []
+    folders, seen = [""], {""}
+    while folders:
+        folder = folders.pop(0)
+        for link in _links(safe_urljoin(source, folder) if folder else source, retries, delay, timeout, "header"):
+            path = f"{folder}{link.removeprefix('./')}"
+            if link.endswith(".h"):
+                found.append(path)
+            elif link.endswith("/") and not cubin_loader.leaves_folder(link) and path not in seen:
+                seen.add(path)
+                folders.append(path)
+    return tuple(found)
 
 
 def get_checksums(subdirs: Iterable[str]) -> dict[str, str]:
@@ -141,7 +161,8 @@ def get_checksums(subdirs: Iterable[str]) -> dict[str, str]:
         local = _local_checksums(path)
         if local is None:
             raise RuntimeError(
-                f"get_checksums: {subdir} must have a checksums.txt, got none from {repository or '(no repository)'}"
+                f"get_checksums: Failed to fetch the checksum manifest for artifact pin {subdir}: there is no "
+                f"checksums.txt here, and none came from {repository or '(no repository)'}"
             )
         for name, sha256 in _parse_checksums(local, local.read_bytes()).items():
             sums[safe_urljoin(subdir, name)] = sha256
@@ -183,31 +204,71 @@ def get_subdir_file_list() -> Iterator[tuple[str, str]]:
 
 def get_artifacts_status() -> tuple[tuple[str, bool], ...]:
     """Return each file of the repository and whether it is here, complete."""
-    return tuple((path, find_artifact(path, sha256) is not None) for path, sha256 in get_subdir_file_list())
+    return tuple((path, _find(path, sha256) is not None) for path, sha256 in get_subdir_file_list())
+
+
+def _find(path: str, sha256: str) -> Optional[Path]:
+    return find_artifact(path, sha256, lambda file, wanted: verify_cubin(str(file), wanted))
 
 
 def download_artifacts() -> None:
-    """Download what is missing; a RuntimeError names the first file that is missing or differs afterwards."""
-    from tqdm import tqdm
+    """Download what is missing, and delete downloads that the repository no longer names.
 
+    A RuntimeError names the files that failed. With ``FLASHINFER_CUBIN_RETRY_WINDOW_SECONDS``, failed ones are tried
+    again, with growing pauses drawn at random, until so many seconds of this call are over.
+    """
+    give_up = time.monotonic() + _retry_window()
     files = dict(get_subdir_file_list())
-    missing = [path for path, sha256 in files.items() if find_artifact(path, sha256) is None]
-    if missing and (knobs.no_download or not knobs.cubins_repository):
+    missing = [path for path, sha256 in files.items() if _find(path, sha256) is None]
+    has_source = bool(knobs.cubins_repository) or download_file is not cubin_loader.download_file
+    if missing and (knobs.no_download or not has_source):
         why = "FLASHINFER_NO_DOWNLOAD is set" if knobs.no_download else "FLASHINFER_CUBINS_REPOSITORY is not set"
         raise RuntimeError(f"download_artifacts: {missing[0]} is missing, and {why}")
+    failed, pause = _fetch_all(missing, files), 1.0
+    while failed and (left := give_up - time.monotonic()) > 0:
+        time.sleep(min(left, pause * (1 + random.random())))  # machines that failed together do not return together
+        failed, pause = _fetch_all(failed, files), 2 * pause
+    if failed:
+        more = f", ... (+{len(failed) - _SHOWN} more)" if len(failed) > _SHOWN else ""
+        raise RuntimeError(f"Failed to download cubins: {', '.join(failed[:_SHOWN])}{more}")
+    wrong = [path for path, sha256 in files.items() if _find(path, sha256) is None]
+    if wrong:
+        raise RuntimeError(f"Failed to download cubins: checksum mismatch of {wrong[0]} and {len(wrong) - 1} more")
+    if files:
+        _delete_unlisted(files)
 
-    def fetch(path: str) -> Optional[str]:
-        return None if cubin_loader.fetch(path, sha256=files[path]) else path
+
+def _retry_window() -> int:
+    text = os.environ.get("FLASHINFER_CUBIN_RETRY_WINDOW_SECONDS", "")
+    try:
+        return knobs.cubin_retry_window_seconds
+    except ArgumentError as error:
+        raise RuntimeError(f"Invalid FLASHINFER_CUBIN_RETRY_WINDOW_SECONDS value {text!r}: {error}") from error
+
+
+def _fetch_all(paths: list[str], files: Mapping[str, str]) -> list[str]:
+    """Download these files at once; return those that failed."""
+    from tqdm import tqdm
+
+    def fetch(path: str) -> bool:
+        return cubin_loader.fetch(path, download=download_file, sha256=files[path])
 
     with ThreadPoolExecutor(max(knobs.cubin_download_threads, 1)) as pool:
-        fetched = tqdm(
-            pool.map(fetch, missing), total=len(missing), unit="file", desc="downloading", disable=not missing
-        )
-        failed = [path for path in fetched if path]
-    if failed:
-        raise RuntimeError(
-            f"download_artifacts: {failed[0]} and {len(failed) - 1} more must match checksums.txt, they do not"
-        )
+        done = list(tqdm(pool.map(fetch, paths), total=len(paths), unit="file", desc="downloading", disable=not paths))
+    return [path for path, is_here in zip(paths, done, strict=True) if not is_here]
+
+
+def _delete_unlisted(files: Mapping[str, str]) -> None:
+    """Delete what the list does not name: downloads, and any file of a folder that a program has bound."""
+    root = download_dir()
+    kept = {*files, cubin_loader.DOWNLOADS, *(safe_urljoin(folder, "checksums.txt") for folder in _folders())}
+    names = set(cubin_loader.downloads())
+    if rebound_dir() is not None:
+        names |= {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    for name in names - kept:
+        if not cubin_loader.leaves_folder(name):
+            with contextlib.suppress(OSError, ValueError):
+                (root / name).unlink()
 
 
 def clear_cubin() -> None:

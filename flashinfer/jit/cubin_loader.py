@@ -7,11 +7,12 @@ local folder, such as ``python -m flashinfer.jit.cubins`` makes.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 from urllib.parse import unquote, urljoin
 
 from .._runtime.errors import ArgumentError
@@ -20,12 +21,15 @@ from . import env as jit_env
 from .download import download_file, verify_cubin
 
 __all__ = [
+    "convert_to_ctypes_char_p",
     "download_file",
     "ensure_symlink",
     "get_artifact",
     "get_cubin",
     "get_meta_hash",
+    "load_cubin",
     "safe_urljoin",
+    "setup_cubin_loader",
     "verify_cubin",
     "verify_symlinked_headers",
 ]
@@ -68,13 +72,15 @@ def download_dir() -> Path:
     return rebound_dir() or knobs.cubin_dir or jit_env.cache_dir(jit_env.writable_base()) / "cubins"
 
 
-def find_artifact(file_name: str, sha256: str) -> Optional[Path]:
+def find_artifact(
+    file_name: str, sha256: str, verify: Callable[[Path, str], bool] = verify_cubin
+) -> Optional[Path]:
     """Return the file if it is here with this SHA-256, in ``FLASHINFER_CUBIN_DIR`` or where downloads go."""
     folders = dict.fromkeys([rebound_dir() or jit_env.FLASHINFER_CUBIN_DIR, download_dir()])
     places = [folder / file_name for folder in folders]
     if knobs.dsl_fmha_local_dir and file_name.startswith(DSL_FMHA):
         places.insert(0, knobs.dsl_fmha_local_dir / Path(file_name).name)
-    return next((path for path in places if path.is_file() and verify_cubin(path.read_bytes(), sha256)), None)
+    return next((path for path in places if path.is_file() and verify(path, sha256)), None)
 
 
 def check_name(file_name: str) -> None:
@@ -99,12 +105,18 @@ def is_no_name(name: str) -> bool:
     return not name.isprintable() or any(not part or len(part.encode(errors="replace")) > _MOST_BYTES for part in parts)
 
 
-def fetch(file_name: str, session: Optional[Any] = None, **options: Any) -> bool:
-    """Download a file of the repository with :func:`download_file`, and note that it is a download."""
+def fetch(
+    file_name: str,
+    session: Optional[Any] = None,
+    download: Optional[Callable[..., bool]] = None,
+    **options: Any,
+) -> bool:
+    """Download a file of the repository with :func:`download_file`, or ``download``; note that it is a download."""
     folder = download_dir()
     source = safe_urljoin(knobs.cubins_repository, file_name)
-    is_here = download_file(source, folder / file_name, session=session, **options)
+    is_here = (download or download_file)(source, folder / file_name, session=session, **options)
     if is_here and file_name not in downloads():
+        folder.mkdir(parents=True, exist_ok=True)
         with open(folder / DOWNLOADS, "a") as file:
             file.write(f"{file_name}\n")
     return is_here
@@ -138,6 +150,51 @@ def get_artifact(file_name: str, sha256: str, session: Optional[Any] = None) -> 
     if not fetch(file_name, session, sha256=sha256):
         return b""
     return local.read_bytes()
+
+
+def load_cubin(cubin_path: str, sha256: str) -> bytes:
+    """Return the content of a local file; empty if there is no such file, or if it has another SHA-256."""
+    path = Path(cubin_path)
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return b""
+    if not verify_cubin(content, sha256):
+        logger.warning("%s must have SHA-256 %s, it does not: it is not used", path, sha256)
+        return b""
+    return content
+
+
+def convert_to_ctypes_char_p(data: bytes) -> ctypes.c_char_p:
+    """Return a pointer to the bytes, zero bytes among them included; it is valid while ``data`` is."""
+    return ctypes.c_char_p(data)
+
+
+_SetCubin = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
+_callbacks: dict[str, Any] = {}  #: of the libraries that were set up; ctypes would free them
+
+
+def setup_cubin_loader(dll_path: str) -> None:
+    """Let a library that includes ``flashinfer/cubin_loader.h`` ask for kernel binaries by path and SHA-256.
+
+    The library then gets what :func:`get_artifact` returns: files of the companion package or of downloads, and empty
+    bytes, after a message, for what cannot be had. An error of this function is an OSError (no such library) or an
+    AttributeError (one without the two exports of the header).
+    """
+    library = ctypes.CDLL(str(dll_path))
+    set_callback, set_current = library.FlashInferSetCubinCallback, library.FlashInferSetCurrentCubin
+    set_current.argtypes, set_current.restype = [ctypes.c_char_p, ctypes.c_int], None
+
+    def answer(path: bytes, sha256: bytes) -> None:
+        content = b""
+        try:
+            content = get_artifact(path.decode(), sha256.decode())
+        except Exception as error:  # an exception cannot pass through the C++ frames of the library
+            logger.error("setup_cubin_loader: %s cannot be loaded (%s)", path.decode(errors="replace"), error)
+        set_current(convert_to_ctypes_char_p(content), len(content))
+
+    _callbacks[str(dll_path)] = callback = _SetCubin(answer)
+    set_callback(callback)
 
 
 #: The published name of an older release.

@@ -37,9 +37,13 @@ class _Refused(OSError):
     """The server will not serve this file, however often it is asked."""
 
 
-def verify_cubin(cubin: bytes, expected_sha256: str) -> bool:
-    """Return True if the SHA-256 is the expected one, or if ``FLASHINFER_CUBIN_CHECKSUM_DISABLED`` is set."""
-    return knobs.cubin_checksum_disabled or hashlib.sha256(cubin).hexdigest() == expected_sha256
+def verify_cubin(cubin_path: Union[str, Path, bytes], expected_sha256: str) -> bool:
+    """Return True if the SHA-256 is the expected one, or if ``FLASHINFER_CUBIN_CHECKSUM_DISABLED`` is set.
+
+    ``cubin_path`` is a file, which must exist, or the bytes of one.
+    """
+    content = cubin_path if isinstance(cubin_path, bytes) else Path(cubin_path).read_bytes()
+    return knobs.cubin_checksum_disabled or hashlib.sha256(content).hexdigest() == expected_sha256
 
 
 def download_file(

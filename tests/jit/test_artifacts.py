@@ -97,7 +97,7 @@ def test_checksums_of_an_earlier_download(repository):
     assert artifacts.get_checksums([FOLDER]) == expected
     (repository / FOLDER / "checksums.txt").unlink()
     assert artifacts.get_checksums([FOLDER]) == expected
-    with pytest.raises(RuntimeError, match="other/"):
+    with pytest.raises(RuntimeError, match="Failed to fetch the checksum manifest for artifact pin other/"):
         artifacts.get_checksums(["other/"])
 
 
@@ -234,16 +234,77 @@ def test_a_file_that_is_not_there(repository, tmp_path, caplog):
 
 
 def test_links_of_a_page(monkeypatch):
-    page = '<a href="a.cubin">a</a> <a href="b.h">b</a> <a href="c.cubin">c</a>'
-    monkeypatch.setattr(artifacts, "read_url", lambda url, timeout: page)
-    assert artifacts.get_available_cubin_files("https://a.b/") == ("a.cubin", "c.cubin")
-    assert artifacts.get_available_header_files("https://a.b/") == ("b.h",)
+    pages = {
+        "https://a.b/": '<a href="a.cubin">a</a> <a href="b.h">b</a> <a href="sub/">s</a> <a href="../">up</a>',
+        "https://a.b/sub/": '<a href="c.h">c</a> <a href="./deep/">d</a> <a href="/">root</a>',
+        "https://a.b/sub/deep/": '<a href="d.h">d</a>',
+    }
+    monkeypatch.setattr(artifacts, "read_url", lambda url, timeout: pages[url])
+    assert artifacts.get_available_cubin_files("https://a.b/") == ("a.cubin",)
+    assert artifacts.get_available_header_files("https://a.b/") == ("b.h", "sub/c.h", "sub/deep/d.h")
 
     def error(url, timeout):
         raise OSError("500")
 
     monkeypatch.setattr(artifacts, "read_url", error)
-    assert artifacts.get_available_cubin_files("https://a.b/", retries=1) == ()
+    with pytest.raises(RuntimeError, match="Failed to fetch the cubin artifact index https://a.b/"):
+        artifacts.get_available_cubin_files("https://a.b/", retries=1)
+    with pytest.raises(RuntimeError, match="Failed to fetch the header artifact index https://a.b/"):
+        artifacts.get_available_header_files("https://a.b/", retries=1)
+
+
+def test_names_that_programs_replace(repository, cubins, monkeypatch):
+    """Check that list, download and comparison are looked up in the module when they are needed."""
+    names = [f"k{i}.cubin" for i in range(7)]
+    monkeypatch.setattr(artifacts, "get_subdir_file_list", lambda: iter([(name, SHA) for name in names]))
+    with pytest.raises(RuntimeError, match=r"Failed to download cubins: k0.cubin, .*k4.cubin, \.\.\. \(\+2 more\)"):
+        artifacts.download_artifacts()
+
+    def copy(source, destination, **options):
+        destination.parent.mkdir(exist_ok=True)
+        destination.write_bytes(CONTENT)
+        return True
+
+    monkeypatch.setattr(artifacts, "download_file", copy)
+    checked = []
+    monkeypatch.setattr(artifacts, "verify_cubin", lambda path, sha256: bool(checked.append((path, sha256))))
+    with pytest.raises(RuntimeError, match="Failed to download cubins: checksum mismatch"):
+        artifacts.download_artifacts()
+    assert (str(cubins / "k0.cubin"), SHA) in checked
+
+
+def test_downloads_that_the_repository_no_longer_names_are_deleted(repository, cubins, tmp_path, monkeypatch):
+    artifacts.download_artifacts()
+    (cubins / "mine").touch()
+    (repository / FOLDER / "y.cubin").write_bytes(CONTENT)
+    (repository / FOLDER / "checksums.txt").write_text(f"{SHA}  y.cubin\n")
+    artifacts.download_artifacts()
+    assert not (cubins / FOLDER / "x.cubin").exists() and (cubins / "mine").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "stale.cubin").touch()
+    monkeypatch.setitem(vars(artifacts), "FLASHINFER_CUBIN_DIR", other)
+    artifacts.download_artifacts()
+    assert (other / FOLDER / "y.cubin").exists() and not (other / "stale.cubin").exists()
+
+
+def test_retry_window(repository, monkeypatch):
+    """Check that failed downloads are tried again until the window is over, and that a bad window is an error."""
+    monkeypatch.setenv("FLASHINFER_CUBIN_RETRY_WINDOW_SECONDS", "60")
+    pauses = []
+    monkeypatch.setattr(artifacts.time, "sleep", pauses.append)
+    original = artifacts.download_file
+
+    def later(source, destination, **options):
+        return len(pauses) >= 2 and original(source, destination, **options)
+
+    monkeypatch.setattr(artifacts, "download_file", later)
+    artifacts.download_artifacts()
+    assert 1 <= pauses[0] <= 2 <= pauses[1] <= 4
+    for text in ("-1", "soon"):
+        monkeypatch.setenv("FLASHINFER_CUBIN_RETRY_WINDOW_SECONDS", text)
+        with pytest.raises(RuntimeError, match="Invalid FLASHINFER_CUBIN_RETRY_WINDOW_SECONDS value"):
+            artifacts.download_artifacts()
 
 
 def test_links_and_headers(tmp_path):
