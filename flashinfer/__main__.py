@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import json
 import os
 import subprocess
@@ -262,7 +263,7 @@ def _config() -> dict[str, dict[str, Any]]:
             "cubins": _try(lambda: jit_env.FLASHINFER_CUBIN_DIR),
         },
         "Modules": _module_totals(),
-        "Settings": {knob.variable: _try(lambda knob=knob: getattr(knobs, knob.attribute)) for knob in knobs.all()},
+        "Settings": {knob.variable: _try(functools.partial(getattr, knobs, knob.attribute)) for knob in knobs.all()},
         "Variables that nothing reads": _unread_variables(),
     }
 

@@ -153,9 +153,7 @@ class Knobs:
         "FLASHINFER_EXTRA_CUDAFLAGS", split_words, [], "appended to nvcc flags", "compiler"
     )
     extra_ldflags = Knob[list[str]]("FLASHINFER_EXTRA_LDFLAGS", split_words, [], "appended to link flags", "compiler")
-    nvcc_threads = Knob(
-        "FLASHINFER_NVCC_THREADS", _whole(1), 1, "nvcc --threads=N, helps several targets", "compiler"
-    )
+    nvcc_threads = Knob("FLASHINFER_NVCC_THREADS", _whole(1), 1, "nvcc --threads=N, helps several targets", "compiler")
     max_jobs = Knob[Optional[int]](
         "MAX_JOBS", _whole(1), None, "parallel compile jobs; default: cores, bounded by free memory", "compiler"
     )

@@ -72,9 +72,7 @@ def download_dir() -> Path:
     return rebound_dir() or knobs.cubin_dir or jit_env.cache_dir(jit_env.writable_base()) / "cubins"
 
 
-def find_artifact(
-    file_name: str, sha256: str, verify: Callable[[Path, str], bool] = verify_cubin
-) -> Optional[Path]:
+def find_artifact(file_name: str, sha256: str, verify: Callable[[Path, str], bool] = verify_cubin) -> Optional[Path]:
     """Return the file if it is here with this SHA-256, in ``FLASHINFER_CUBIN_DIR`` or where downloads go."""
     folders = dict.fromkeys([rebound_dir() or jit_env.FLASHINFER_CUBIN_DIR, download_dir()])
     places = [folder / file_name for folder in folders]

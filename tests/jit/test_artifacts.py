@@ -247,9 +247,9 @@ def test_links_of_a_page(monkeypatch):
         raise OSError("500")
 
     monkeypatch.setattr(artifacts, "read_url", error)
-    with pytest.raises(RuntimeError, match="Failed to fetch the cubin artifact index https://a.b/"):
+    with pytest.raises(RuntimeError, match="Failed to fetch the cubin artifact index https:"):
         artifacts.get_available_cubin_files("https://a.b/", retries=1)
-    with pytest.raises(RuntimeError, match="Failed to fetch the header artifact index https://a.b/"):
+    with pytest.raises(RuntimeError, match="Failed to fetch the header artifact index https:"):
         artifacts.get_available_header_files("https://a.b/", retries=1)
 
 

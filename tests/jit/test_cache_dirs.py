@@ -129,7 +129,9 @@ def test_level_of_the_log(workshop, homes):
     assert quiet.stdout.startswith("42\n"), quiet.stderr
     assert "not writable" not in quiet.stderr
     unknown = run_python(arguments + PROGRAM, FLASHINFER_LOGGING_LEVEL="loud")
-    assert "FLASHINFER_LOGGING_LEVEL must be one of DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number" in unknown.stderr
+    assert (
+        "FLASHINFER_LOGGING_LEVEL must be one of DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number" in unknown.stderr
+    )
     loud = run_python(arguments + PROGRAM.replace('"tiny"', '"loud"'), FLASHINFER_LOGGING_LEVEL="info")
     assert loud.stderr.count("not writable") == 1
     why = run_python(arguments + PROGRAM.replace('"tiny"', '"why"'), FLASHINFER_LOGGING_LEVEL="debug")
