@@ -328,16 +328,15 @@ static bool MultiplyUnquantized(const TensorView& out, const TensorView& input, 
                                 const TensorView& weight_scale, int64_t scale_rows, bool enable_pdl) {
   const bool are_matrices = input.ndim() == 2 && weight.ndim() == 2 && out.ndim() == 2;
   if (QUANTIZING_ENTRY == nullptr || scale_rows != SCALE_BLOCK || !are_matrices) return false;
-  if (input.size(0) > QUANTIZING_TOKENS || input.size(1) % SCALE_BLOCK != 0) return false;
+  if (input.size(0) > QUANTIZING_TILE.block_m || input.size(1) % SCALE_BLOCK != 0) return false;
   if (!Serves(out, input, weight, {}, dl_bfloat16)) return false;
   GemmProblem p;
   if (!Describe(&p, out, input, weight, {}, {}, {}, int64_t(Grouping::kBatched))) return true;
   p.b_scale = BlockScale("b_scale", weight_scale, weight, p.n, p.k, SCALE_BLOCK);
   p.is_unquantized = true;
   const DLDevice device = input.device();
-  constexpr TileShape TILE{true, QUANTIZING_TOKENS, TURN_WEIGHTS};
   const GemmShape shape = ShapeOf(p, p.m);
-  GemmConfig c = ChooseSm90(shape, &TILE, 1, flashinfer::device::SmCount(device.device_id));
+  GemmConfig c = ChooseSm90(shape, &QUANTIZING_TILE, 1, flashinfer::device::SmCount(device.device_id));
   if (!QuantizesFaster(shape, c)) return false;
   c.enable_pdl = UsePdl(enable_pdl, device);
   DeviceGuard guard(device);

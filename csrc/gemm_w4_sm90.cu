@@ -15,7 +15,6 @@ namespace {
 
 constexpr char OP[] = "gemm_w4_sm90";
 constexpr int TILE_COUNT = sizeof(W4_TILES) / sizeof(W4_TILES[0]);
-static_assert(TILE_COUNT == sizeof(ENTRIES) / sizeof(ENTRIES[0]), "tiles of jit/gemm.py and of gemm/w4_sm90/choose.h");
 
 int IndexOf(const GemmConfig& c) {
   int i = 0;
@@ -25,7 +24,7 @@ int IndexOf(const GemmConfig& c) {
 
 /// Return the rule's choice for the product of experts `x`.
 GemmConfig ChooseByRule(const GemmShape& x, int sms) {
-  return FindChoice(x, sms, [&] { return ChooseW4(x, sms); });
+  return FindChoice(x, sms, [&] { return ChooseW4(x, W4_TILES, TILE_COUNT, sms); });
 }
 
 GemmShape ShapeOf(const W4Problem& p) {

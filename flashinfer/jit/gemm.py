@@ -38,15 +38,23 @@ _KINDS = {
     "fp8_block": ("float8_e4m3_t", "kBlock"),
 }
 
-#: Tokens and weights of the tiles with tokens on the M side.
-_16_BIT_TILES = ((128, 256), (128, 192), (128, 128), (128, 64))
+#: Tiles with tokens on the M side, (tokens, weights), and their times on an H200 in ns: per 128 bytes of K, and once.
+#: The rule of gemm/sm90/choose.h evaluates them; only their ratios matter.
+_16_BIT_TILES = {(128, 256): (692, 2000), (128, 192): (535, 1700), (128, 128): (379, 1400), (128, 64): (315, 700)}
 _TILES = {
     "bf16": _16_BIT_TILES,
     "fp16": _16_BIT_TILES,
-    "fp8": ((128, 256), (128, 128), (128, 64)),
-    "fp8_block": ((256, 128), (128, 256), (128, 192), (128, 176), (128, 128), (256, 64), (128, 64)),
+    "fp8": {(128, 256): (692, 2000), (128, 128): (379, 1400), (128, 64): (315, 700)},
+    "fp8_block": {
+        (256, 128): (860, 2400),
+        (128, 256): (840, 2300),
+        (128, 192): (690, 1900),
+        (128, 176): (635, 1750),
+        (128, 128): (490, 1500),
+        (256, 64): (535, 1500),
+        (128, 64): (330, 950),
+    },
 }
-
 
 #: The kind and the tile that also have a kernel which gathers tokens: the one that products of many rows choose. With
 #: 16-bit tokens it was slower than copies of them.
@@ -56,31 +64,31 @@ _GATHERED = ("fp8_block", 128, 256)
 #: that do not split, it made these slower by 1.2 us.
 _SPLITTING = {("fp8_block", 128, 128), ("fp8_block", 128, 192)}
 
-#: Tokens of the tiles with 128 weights on the M side, and with 64, whose warpgroups share K.
-_SWAPPED = {128: (8, 16, 32, 64, 128), 64: (8, 16, 32, 64)}
+#: Tokens of the tiles with 128 weights on the M side, and with 64, whose warpgroups share K; blocks at most that split
+#: K of each.
+_SWAPPED = {128: {8: 8, 16: 8, 32: 8, 64: 8, 128: 4}, 64: {8: 4, 16: 4, 32: 4, 64: 4}}
+#: ns per 128 bytes of K of so many tokens with 128 weights, by scaling.
+_SWAPPED_TIMES = {
+    "kTensor": {8: 260, 16: 275, 32: 293, 64: 350, 128: 610},
+    "kBlock": {8: 260, 16: 275, 32: 293, 64: 380, 128: 850},
+}
 
-
-#: The kernel of fp8_block that quantises few tokens, a tile of ``QUANTIZING_TOKENS`` by ``TURN_WEIGHTS``.
-_QUANTIZING_UNIT = "quantizing_8x64"
-_QUANTIZING_ENTRY = "GemmSwappedSm90<float8_e4m3_t, Scaling::kBlock, 8, 64, true>"
+#: Tokens and weights of the swapped tile of fp8_block that also has a kernel which quantises the tokens.
+_QUANTIZING = (8, 64)
 
 
 class Tile(NamedTuple):
-    """A tile that a module has a kernel for: its sizes, the side of the tokens, and the C++ entries."""
+    """A tile that a module has a kernel for: a ``TileShape`` of gemm/sm90/choose.h, and the C++ entries."""
 
-    swapped: bool
-    block_m: int
-    block_n: int
+    swapped: bool  #: tokens are on the N side
+    block_m: int  #: tokens
+    block_n: int  #: weights
+    most_blocks: int  #: blocks at most that split K of a swapped tile, or share an operand of another one
+    k_block: int  #: ns per 128 bytes of K
+    once: int  #: ns beside them; 0 of swapped tiles, whose model is in choose.h
     entry: str
-    gather_entry: str = ""  # entry of the kernel that gathers tokens; empty: there is none
-    split_entry: str = ""  # entry of the kernel whose blocks split K; empty: there is none
-
-    @property
-    def most_blocks(self) -> int:
-        """Blocks at most that split K of a swapped tile, or share an operand of another one."""
-        if not self.swapped:
-            return 2
-        return 8 if self.block_m <= 64 and self.block_n == 128 else 4
+    gather_entry: str = ""  #: entry of the kernel that gathers tokens; empty: there is none
+    split_entry: str = ""  #: entry of the kernel whose blocks split K; empty: there is none
 
     @property
     def unit(self) -> str:
@@ -96,14 +104,20 @@ def tiles_of(kind: str) -> list[Tile]:
             False,
             m,
             n,
+            2,
+            *times,
             f"GemmSm90<{common}, {m}, {n}>",
             f"GemmSm90<{common}, {m}, {n}, Form::kGather>" if (kind, m, n) == _GATHERED else "",
             f"GemmSm90<{common}, {m}, {n}, Form::kSplit>" if (kind, m, n) in _SPLITTING else "",
         )
-        for m, n in _TILES[kind]
+        for (m, n), times in _TILES[kind].items()
     ]
-    swapped = [(m, n) for n, tokens in _SWAPPED.items() for m in tokens]
-    return plain + [Tile(True, m, n, f"GemmSwappedSm90<{common}, {m}, {n}>") for m, n in swapped]
+    swapped = [
+        Tile(True, m, n, most, _SWAPPED_TIMES[scaling][m], 0, f"GemmSwappedSm90<{common}, {m}, {n}>")
+        for n, tokens in _SWAPPED.items()
+        for m, most in tokens.items()
+    ]
+    return plain + swapped
 
 
 def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
@@ -122,9 +136,10 @@ def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
     units |= {t.unit.replace("tile", "gather"): {**units[t.unit], "entry": t.gather_entry} for t in gathered}
     splitting = [t for t in tiles if t.split_entry]
     units |= {t.unit.replace("tile", "split"): {**units[t.unit], "entry": t.split_entry} for t in splitting}
-    quantizing_entry = _QUANTIZING_ENTRY if scaling == "kBlock" else ""
+    quantizing = next(t for t in tiles if t.swapped and (t.block_m, t.block_n) == _QUANTIZING)
+    quantizing_entry = quantizing.entry.replace(">", ", true>") if scaling == "kBlock" else ""
     if quantizing_entry:
-        units[_QUANTIZING_UNIT] = {**units["swapped_8x64"], "entry": quantizing_entry}
+        units[quantizing.unit.replace("swapped", "quantizing")] = {**units[quantizing.unit], "entry": quantizing_entry}
         units["quantize"] = {
             "entry": "Quantize1x128<bfloat16_t>",
             "header": "quantize_1x128.cuh",
@@ -149,6 +164,7 @@ def gen_dense_gemm_sm90_module(kind: str = "bf16") -> JitSpec:
             "element": element,
             "scaling": scaling,
             "tiles": entries,
+            "quantizing_tile": tiles.index(quantizing),
             "quantizing_entry": qualify(quantizing_entry),
         },
         extra_cuda_cflags=sm90a_nvcc_flags,
@@ -159,24 +175,33 @@ get_gemm_sm90_module = module_cache(gen_dense_gemm_sm90_module)
 
 
 class W4Tile(NamedTuple):
-    """A tile for four-bit weights: its most tokens, and its weights."""
+    """A tile for four-bit weights, a ``W4Tile`` of gemm/w4_sm90/choose.h. Times are those of an H200."""
 
-    tokens: int
+    tokens: int  #: at most
     weights: int
-
-    @property
-    def most_blocks(self) -> int:
-        """Blocks at most that split K, ``MostW4Blocks`` of gemm/w4_sm90/choose.h."""
-        if self.weights > 128 or self.tokens > 64:
-            return 1
-        return 4 if self.tokens <= 32 else 8
+    k_block: int  #: ns per 128 of K with bf16 tokens
+    k_block_e4m3: int  #: the same with e4m3 tokens
+    most_blocks: int = 1  #: blocks at most that split K
 
 
 #: Type of the codes of each kind of module for four-bit weights, a ``WeightCode`` of gemm/w4_layout.h.
 W4_KINDS = {"mxfp4": "kE2M1", "mxfp4_fp8": "kShiftedE2M1", "int4": "kInt4"}
-#: Their tiles, those of ``W4_TILES`` in gemm/w4_sm90/choose.h.
-W4_TILES = tuple(W4Tile(tokens, 128) for tokens in (8, 16, 32, 64, 160, 192))
-W4_TILES += tuple(W4Tile(tokens, 256) for tokens in (8, 16, 32, 48, 64, 80, 96, 128))
+W4_TILES = (
+    W4Tile(8, 128, 275, 270, most_blocks=4),
+    W4Tile(16, 128, 390, 294, most_blocks=4),
+    W4Tile(32, 128, 450, 312, most_blocks=4),
+    W4Tile(64, 128, 575, 371, most_blocks=8),
+    W4Tile(160, 128, 1000, 469),
+    W4Tile(192, 128, 1150, 577),
+    W4Tile(8, 256, 690, 495),
+    W4Tile(16, 256, 735, 514),
+    W4Tile(32, 256, 790, 545),
+    W4Tile(48, 256, 915, 670),
+    W4Tile(64, 256, 1035, 698),
+    W4Tile(80, 256, 1195, 764),
+    W4Tile(96, 256, 1360, 778),
+    W4Tile(128, 256, 1550, 782),
+)
 
 
 def gen_gemm_w4_sm90_module(kind: str = "mxfp4") -> JitSpec:
@@ -186,7 +211,7 @@ def gen_gemm_w4_sm90_module(kind: str = "mxfp4") -> JitSpec:
         "gemm_w4_sm90",
         backend="cuda",
         name=f"gemm_w4_sm90_{kind}",
-        kernels={f"tile_{t.tokens}x{t.weights}": {"code": code, **t._asdict()} for t in W4_TILES},
+        kernels={f"tile_{t.tokens}x{t.weights}": {"code": code, "tokens": t.tokens, "weights": t.weights} for t in W4_TILES},
         config={"code": code, "tiles": W4_TILES},
         extra_cuda_cflags=sm90a_nvcc_flags,
     )

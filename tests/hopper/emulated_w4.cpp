@@ -55,11 +55,16 @@ EMULATION_EXPORT int gemm_w4(int64_t type, int64_t tokens, int64_t weights, cons
 }
 
 /// Return (weights * 1000 + tokens) * 16 + cluster of the rule, or of a tile that was measured; -1: of the rule.
-EMULATION_EXPORT int choose_w4(int64_t rows, int64_t groups, int64_t n, int64_t k, int64_t is_gated, int64_t tile,
+/// `tiles`: five numbers of each of `count` tiles.
+EMULATION_EXPORT int choose_w4(const double* tiles, int64_t count, int64_t rows, int64_t groups, int64_t n, int64_t k, int64_t is_gated, int64_t tile,
                                int64_t cluster, int64_t is_e4m3) {
   GemmShape x{rows, n, k, groups, Grouping::kPacked};
   x.is_gated = is_gated != 0, x.element_bytes = is_e4m3 != 0 ? 1 : 2;
-  GemmConfig c = ChooseW4(x, 132);
-  if (tile >= 0) UseW4Tile(x, W4_TILES[tile], int(cluster), &c);
+  W4Tile list[32];
+  for (int i = 0; i < count; ++i, tiles += 5) {
+    list[i] = {int(tiles[0]), int(tiles[1]), tiles[2], tiles[3], int(tiles[4])};
+  }
+  GemmConfig c = ChooseW4(x, list, int(count), 132);
+  if (tile >= 0) UseW4Tile(x, list[tile], int(cluster), &c);
   return (c.block_n * 1000 + c.block_m) * 16 + c.cluster;
 }

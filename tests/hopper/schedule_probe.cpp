@@ -15,14 +15,16 @@ void raster_tiles(int count, int m_tiles, int n_tiles, int raster, int* out) {
   }
 }
 
-/// Chosen tile as (swapped, block_m, block_n, cluster, what it shares, raster); `tiles` has three numbers of each.
-void choose(const int64_t* shape, bool is_block, bool needs_swapped, bool is_gated, const int* tiles, int count,
+/// Chosen tile as (swapped, block_m, block_n, cluster, what it shares, raster); `tiles` has seven numbers of each.
+void choose(const int64_t* shape, bool is_block, bool needs_swapped, bool is_gated, const double* tiles, int count,
             int sms, int* out) {
   GemmShape x{shape[0], shape[1], shape[2]};
   x.batch = shape[3], x.grouping = Grouping(shape[4]), x.element_bytes = int(shape[5]);
   x.is_block = is_block, x.needs_swapped = needs_swapped, x.is_gated = is_gated;
   TileShape list[32];
-  for (int i = 0; i < count; ++i) list[i] = {tiles[3 * i] != 0, tiles[3 * i + 1], tiles[3 * i + 2]};
+  for (int i = 0; i < count; ++i, tiles += 7) {
+    list[i] = {tiles[0] != 0, int(tiles[1]), int(tiles[2]), int(tiles[3]), tiles[4] != 0, tiles[5], tiles[6]};
+  }
   const GemmConfig c = ChooseSm90(x, list, count, sms);
   out[0] = c.swapped, out[1] = c.block_m, out[2] = c.block_n, out[3] = c.cluster, out[4] = c.split_k ? 2 : c.share_b,
   out[5] = c.raster;

@@ -221,7 +221,11 @@ def choose(
     is_e4m3: bool = False,
 ) -> tuple[int, int, int]:
     """Return tokens, weights and split of the rule, or of a tile that was measured."""
-    number = library.call("choose_w4", rows, groups, n, k, is_gated, tile, cluster, is_e4m3)
+    numbers = [float(x) for t in W4_TILES for x in t]
+    tiles = (ctypes.c_double * len(numbers))(*numbers)
+    count = len(W4_TILES)
+    arguments = (rows, groups, n, k, is_gated, tile, cluster, is_e4m3)
+    number = library.call("choose_w4", ctypes.addressof(tiles), count, *arguments)
     weights, tokens = divmod(number // 16, 1000)
     return tokens, weights, number % 16
 
@@ -262,7 +266,7 @@ def test_measured_tiles(library):
     by_rule = choose(library, *shape)
     for i, tile in enumerate(W4_TILES):
         for split in (1, tile.most_blocks, min(6, tile.most_blocks)):
-            expected = (*tile, split) if split <= 6 else by_rule  # 768 is six times 128
+            expected = (tile.tokens, tile.weights, split) if split <= 6 else by_rule  # 768 is six times 128
             assert choose(library, *shape, i, split) == expected
         assert choose(library, *shape, i, tile.most_blocks + 1) == by_rule
         assert choose(library, *shape, i, 0) == by_rule

@@ -42,12 +42,13 @@ def test_every_tile_once(probe, m_tiles, n_tiles, raster):
 def choose(probe, kind, m, n, k, batch=1, grouping=BATCHED, needs_swapped=False, is_gated=False):
     """Return (swapped, block_m, block_n, cluster, what its blocks share, raster) for an H200."""
     tiles = tiles_of(kind)
-    numbers = [x for t in tiles for x in (int(t.swapped), t.block_m, t.block_n)]
+    rows = [(t.swapped, t.block_m, t.block_n, t.most_blocks, bool(t.split_entry), t.k_block, t.once) for t in tiles]
+    numbers = [float(x) for row in rows for x in row]
     shape = (ctypes.c_int64 * 6)(m, n, k, batch, grouping, 2 if kind == "bf16" else 1)
     out = (ctypes.c_int * 6)()
     is_block = kind == "fp8_block"
     flags = (is_block, needs_swapped, is_gated)
-    probe.choose(shape, *flags, (ctypes.c_int * len(numbers))(*numbers), len(tiles), 132, out)
+    probe.choose(shape, *flags, (ctypes.c_double * len(numbers))(*numbers), len(tiles), 132, out)
     assert (bool(out[0]), out[1], out[2]) in {(t.swapped, t.block_m, t.block_n) for t in tiles}
     return tuple(out)
 

@@ -12,10 +12,14 @@
 namespace flashinfer {
 namespace gemm {
 
-/// A tile that a module has a kernel for.
+/// A tile that a module has a kernel for: a row of the table in jit/gemm.py, which renders them.
 struct TileShape {
   bool swapped;
   int block_m, block_n;
+  int most_blocks;  // that split K of a swapped tile, or share an operand of another one
+  bool splits_k;    // tokens on the M side: there is a kernel whose blocks split K (split_k.cuh)
+  double k_block;   // ns per 128 bytes of K, on an H200; of a swapped tile, with 128 weights
+  double once;      // ns of a tile with tokens on the M side beside those
 };
 
 /// Problem size that the choice depends on. `rows` counts tokens: all tokens of one batch entry or of all groups, or,
@@ -35,40 +39,11 @@ namespace model {
 constexpr double DRAM = 4200.0;   // bytes per ns
 constexpr double START = 7000.0;  // ns: launch, first loads, last stores
 
-/// Nanoseconds of a tile: per 128 bytes of K, and once.
-struct TileTime {
-  double k_block, tile;
-};
-
-/// Return the time of a tile with tokens on the M side.
-inline TileTime TimeOf(const TileShape& tile, bool is_block) {
-  const int64_t size = int64_t(tile.block_m) * tile.block_n;
-  if (is_block) {
-    if (size >= 256 * 128) return tile.block_m > 128 ? TileTime{860, 2400} : TileTime{840, 2300};
-    if (size >= 128 * 192) return {690, 1900};
-    if (size >= 128 * 176) return {635, 1750};
-    if (size >= 128 * 128) return tile.block_m > 128 ? TileTime{535, 1500} : TileTime{490, 1500};
-    return {330, 950};
-  }
-  if (size >= 128 * 256) return {692, 2000};
-  if (size >= 128 * 192) return {535, 1700};
-  return size >= 128 * 128 ? TileTime{379, 1400} : TileTime{315, 700};
-}
-
 /// Times of a tile of 64 weights whose warpgroups share K, relative to one of 128 weights: a K block has half
 /// of the weights, and as many tokens.
 constexpr double TURN_K_BLOCK = 0.6;     // factor of the time of a K block
 constexpr double TURN_SUM = 250;         // ns: the sum of both warpgroups, once per tile
 constexpr double PLAIN_EXCHANGE = 2250;  // ns: the sum of the blocks that split K of a tile with tokens on the M side
-
-/// Return the time per 128 bytes of K of a tile with 128 weights on the M side.
-inline double SwappedKBlock(int tokens, bool is_block) {
-  if (tokens <= 8) return 260;
-  if (tokens <= 16) return 275;
-  if (tokens <= 32) return 293;
-  if (tokens <= 64) return is_block ? 380 : 350;
-  return is_block ? 850 : 610;
-}
 
 /// Return the time that `split` blocks take to exchange the partial sums of a tile.
 inline double Exchange(int tokens, int split) {
@@ -132,15 +107,13 @@ inline double KBlocks(const GemmShape& x) { return CeilOf(double(x.k) * x.elemen
 inline double Normal(const GemmShape& x, const TileShape& tile, int sms) {
   const Groups g = GroupsOf(x);
   const double tiles = g.count * TilesPerGroup(g, tile.block_m) * CeilOf(double(x.n), tile.block_n);
-  const TileTime time = TimeOf(tile, x.is_block);
-  const double work = Turns(g, tiles, sms) * (time.k_block * KBlocks(x) + time.tile);
+  const double work = Turns(g, tiles, sms) * (tile.k_block * KBlocks(x) + tile.once);
   return Overlap(work, MemoryBytes(x) / DRAM) + START;
 }
 
 /// Return true if the blocks of a cluster can split K of a tile with tokens on the M side (split_k.cuh).
 inline bool CanSplitK(const GemmShape& x, const TileShape& tile) {
-  return x.is_block && !x.is_gated && x.grouping == Grouping::kBatched && tile.block_m == 128 &&
-         (tile.block_n == 128 || tile.block_n == 192);
+  return tile.splits_k && !x.is_gated && x.grouping == Grouping::kBatched;
 }
 
 /// Return how many clusters of `split` blocks run at once, one block per SM: the SMs of a cluster belong to one GPC of
@@ -156,8 +129,7 @@ inline double NormalSplit(const GemmShape& x, const TileShape& tile, int split, 
   const Groups g = GroupsOf(x);
   const double tiles = g.count * CeilOf(g.rows, tile.block_m) * CeilOf(double(x.n), tile.block_n);
   if (tiles > ClustersOf(split, sms)) return 1e30;
-  const TileTime time = TimeOf(tile, x.is_block);
-  const double work = time.k_block * CeilOf(KBlocks(x), split) + time.tile;
+  const double work = tile.k_block * CeilOf(KBlocks(x), split) + tile.once;
   return Overlap(work, MemoryBytes(x) / DRAM) + PLAIN_EXCHANGE + START;
 }
 
@@ -171,7 +143,7 @@ inline double Swapped(const GemmShape& x, const TileShape& tile, int split, int 
   const bool has_turns = tile.block_n == TURN_WEIGHTS;
   const double exchange = Exchange(has_turns ? tile.block_m / 2 : tile.block_m, split);  // a thread has half of them
   const double factor = has_turns ? TURN_K_BLOCK : has_halves ? 2.1 : 1;
-  const double sum = SwappedKBlock(tile.block_m, x.is_block) * factor * CeilOf(KBlocks(x), split);
+  const double sum = tile.k_block * factor * CeilOf(KBlocks(x), split);
   const double of_token = g.is_random ? 22 : tile.block_m > 64 ? 20 : 12;  // stored from registers, some lines in parts
   const double stores = 250 + of_token * tile.block_m + (has_turns ? TURN_SUM : 0);
   const double work = Turns(g, tiles, ClustersOf(split, sms)) * (sum + stores + exchange / 2);
@@ -186,18 +158,10 @@ inline int ChooseRaster(int block_m, int block_n, int sms) {
   return footprint(16) < footprint(8) ? 16 : 8;
 }
 
-/// Return true if a tile can apply a gated activation: with tokens on the M side it stores 64 of its columns at a time, or,
-/// with block scales, quantises 128 ups and 128 gates to one block. With weights on the M side few tokens are quantised,
-/// and both warpgroups have rows.
-inline bool CanGate(bool is_block, const TileShape& tile) {
-  if (tile.swapped) return tile.block_n == SWAPPED_WEIGHTS && (!is_block || tile.block_m <= GATED_BLOCK_TOKENS);
-  return is_block ? tile.block_m == 128 && tile.block_n == 256 : tile.block_n % 128 == 0;
-}
-
 /// Return true if a tile can serve a product. Gated blocks of many rows, whose tokens may be gathered, are not served by
 /// swapped tiles.
 inline bool CanServe(const GemmShape& x, const TileShape& tile) {
-  if (x.is_gated && !CanGate(x.is_block, tile)) return false;
+  if (x.is_gated && !CanGate(x.is_block, tile.swapped, tile.block_m, tile.block_n)) return false;
   if (tile.swapped) return !(x.is_gated && x.is_block) || model::GroupsOf(x).rows <= GATED_BLOCK_TOKENS;
   if (x.needs_swapped) return false;
   return x.grouping != Grouping::kContiguous || CONTIGUOUS_ALIGNMENT % tile.block_m == 0;
@@ -206,8 +170,7 @@ inline bool CanServe(const GemmShape& x, const TileShape& tile) {
 /// Return how many blocks may split K of a swapped tile.
 inline int MostBlocks(const GemmShape& x, const TileShape& tile) {
   if (x.is_gated && x.is_block) return 1;
-  const double most = tile.block_n == TURN_WEIGHTS ? TURN_MAX_SPLIT : tile.block_m > 64 ? 4 : 8;
-  return int(std::min(most, model::KBlocks(x)));
+  return int(std::min<double>(tile.most_blocks, model::KBlocks(x)));
 }
 
 /// Return true if a product that quantises its tokens, with the tile and cluster `c`, takes no longer than a quantiser and a

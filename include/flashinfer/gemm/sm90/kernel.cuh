@@ -46,8 +46,8 @@ struct GemmTraits {
   static constexpr bool IN_HALVES = IS_BLOCK && BLOCK_M == 128 && BLOCK_N == 256;
   static constexpr int PARTS = !IS_BLOCK || BLOCK_M != 128 || BLOCK_N < 128 ? 0 : IN_HALVES ? 4 : 2;
   static constexpr int GROUP_M = BLOCK_M / 2, GROUP_N = IN_HALVES ? BLOCK_N / 2 : BLOCK_N;
-  static constexpr int WAVES = IN_HALVES ? 2 : GROUP_M / 64;                   // halves of 128 columns, or rows of 64
-  static constexpr bool CAN_GATE = IS_BLOCK ? IN_HALVES : BLOCK_N % 128 == 0;  // as CanGate of choose.h
+  static constexpr int WAVES = IN_HALVES ? 2 : GROUP_M / 64;  // halves of 128 columns, or rows of 64
+  static constexpr bool CAN_GATE = CanGate(IS_BLOCK, false, BLOCK_M, BLOCK_N);
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int A_BYTES = BLOCK_M * SLAB_K_BYTES, B_BYTES = BLOCK_N * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = A_BYTES + B_BYTES, LOADED_BYTES = GATHERS ? B_BYTES : STAGE_BYTES;
@@ -63,7 +63,7 @@ struct GemmTraits {
   static_assert(!Columns::HAS_TAIL || (PARTS > 0 && !GATHERS), "tiles that have a tail");
   static_assert(!IS_BLOCK || GROUP_N <= SCALE_BLOCK || WAVES == 1, "two waves share the scale of the weights");
   static_assert(!GATHERS || PARTS > 0, "tiles that gather");
-  static_assert(!SPLITS || (PARTS == 2 && !Columns::HAS_TAIL), "tiles of CanSplitK (choose.h)");
+  static_assert(!SPLITS || (PARTS == 2 && !Columns::HAS_TAIL), "tiles that split K");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

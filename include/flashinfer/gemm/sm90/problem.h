@@ -110,6 +110,14 @@ inline bool TakesBulkCopies(const void* data, int element_bytes, int rank, const
   return offsets % COPY_ALIGNMENT == 0;
 }
 
+/// Return true if a tile can apply a gated activation: with tokens on the M side it stores 64 of its columns at a time,
+/// or, with block scales, quantises 128 ups and 128 gates to one block. With weights on the M side few tokens are
+/// quantised, and both warpgroups have rows.
+constexpr bool CanGate(bool is_block, bool swapped, int block_m, int block_n) {
+  if (swapped) return block_n == SWAPPED_WEIGHTS && (!is_block || block_m <= GATED_BLOCK_TOKENS);
+  return is_block ? block_m == 128 && block_n == 256 : block_n % 128 == 0;
+}
+
 /// Form of a kernel with tokens on the M side.
 enum class Form {
   kPlain,

@@ -22,31 +22,18 @@ Status GemmW4Sm90(const W4Problem& problem, const GemmConfig& config, Stream str
 
 constexpr int W4_WEIGHTS = SWAPPED_WEIGHTS, W4_WIDE_WEIGHTS = 2 * SWAPPED_WEIGHTS;
 
-/// Most tokens of a tile, its weights, and its nanoseconds per 128 of K, without those of W4Once(): of bf16, of e4m3 tokens.
+/// A tile: a row of the table in jit/gemm.py, which renders them.
 struct W4Tile {
-  int tokens, weights;
-  double k_block, k_block_e4m3;
+  int tokens, weights;           // at most so many tokens
+  double k_block, k_block_e4m3;  // ns per 128 of K without those of W4Once(), on an H200: of bf16, of e4m3 tokens
+  int most_blocks;               // that split K
 };
 
-/// Tiles of a module, those of jit/gemm.py.
-constexpr W4Tile W4_TILES[] = {
-    {8, W4_WEIGHTS, 275, 270},        {16, W4_WEIGHTS, 390, 294},        {32, W4_WEIGHTS, 450, 312},
-    {64, W4_WEIGHTS, 575, 371},       {160, W4_WEIGHTS, 1000, 469},      {192, W4_WEIGHTS, 1150, 577},
-    {8, W4_WIDE_WEIGHTS, 690, 495},   {16, W4_WIDE_WEIGHTS, 735, 514},   {32, W4_WIDE_WEIGHTS, 790, 545},
-    {48, W4_WIDE_WEIGHTS, 915, 670},  {64, W4_WIDE_WEIGHTS, 1035, 698},  {80, W4_WIDE_WEIGHTS, 1195, 764},
-    {96, W4_WIDE_WEIGHTS, 1360, 778}, {128, W4_WIDE_WEIGHTS, 1550, 782},
-};
-constexpr int W4_SPLIT_TOKENS = 64;  // tiles with more tokens or weights do not split K
+constexpr int W4_SPLIT_TOKENS = 64;  // kernels for more tokens or weights do not split K
 
 // Tiles of up to this many bf16 tokens are computed by stream.cuh, whose products are too slow for more.
 constexpr int W4_STREAM_TOKENS = 32;
 constexpr int W4_STREAM_MAX_SPLIT = 4;  // blocks that split K of its tiles
-
-/// Return how many blocks may split K of a tile.
-constexpr int MostW4Blocks(int tokens, int weights) {
-  if (weights > W4_WEIGHTS || tokens > W4_SPLIT_TOKENS) return 1;
-  return tokens <= W4_STREAM_TOKENS ? W4_STREAM_MAX_SPLIT : 8;
-}
 
 namespace model {
 
@@ -80,13 +67,12 @@ inline double W4Time(const GemmShape& x, const W4Tile& tile, int sms) {
 }
 
 /// Return how many blocks should split K of a tile.
-inline int W4Split(const GemmShape& x, int tokens, int weights, int sms) {
-  const double k_blocks = double(x.k / 128), tiles = CountW4Tiles(x, tokens, weights);
-  const int most = MostW4Blocks(tokens, weights);
+inline int W4Split(const GemmShape& x, const W4Tile& tile, int sms) {
+  const double k_blocks = double(x.k / 128), tiles = CountW4Tiles(x, tile.tokens, tile.weights);
   int best_split = 1;
   double best = 1e30;
-  for (int split = 1; split <= most && split <= int(k_blocks); ++split) {
-    const double exchange = Exchange(tokens, split), sum = W4_K_BLOCK * CeilOf(k_blocks, split);
+  for (int split = 1; split <= tile.most_blocks && split <= int(k_blocks); ++split) {
+    const double exchange = Exchange(tile.tokens, split), sum = W4_K_BLOCK * CeilOf(k_blocks, split);
     const double time = CeilOf(tiles, ClustersOf(split, sms)) * (sum + 300 + exchange / 2) + exchange;
     if (time < best) best = time, best_split = split;
   }
@@ -95,23 +81,24 @@ inline int W4Split(const GemmShape& x, int tokens, int weights, int sms) {
 
 }  // namespace model
 
-/// Choose tile and cluster for a device of `sms` SMs. Constants were fitted to times of every tile in eight layers of experts
+/// Choose among `count` tiles, and a cluster, for a device of `sms` SMs. Constants were fitted to times of every tile in eight layers of experts
 /// (e4m3: five) with 16 to 16384 tokens on an H200 (tests/hopper/tune_w4.py).
-inline GemmConfig ChooseW4(const GemmShape& x, int sms) {
-  GemmConfig c;
-  c.swapped = true, c.blocks = sms;
+inline GemmConfig ChooseW4(const GemmShape& x, const W4Tile* tiles, int count, int sms) {
+  const W4Tile* chosen = tiles;
   double best = 1e30;
-  for (const W4Tile& tile : W4_TILES) {
-    const double time = model::W4Time(x, tile, sms);
-    if (time < best) best = time, c.block_m = tile.tokens, c.block_n = tile.weights;
+  for (int i = 0; i < count; ++i) {
+    const double time = model::W4Time(x, tiles[i], sms);
+    if (time < best) best = time, chosen = tiles + i;
   }
-  c.cluster = model::W4Split(x, c.block_m, c.block_n, sms);
+  GemmConfig c;
+  c.swapped = true, c.blocks = sms, c.block_m = chosen->tokens, c.block_n = chosen->weights;
+  c.cluster = model::W4Split(x, *chosen, sms);
   return c;
 }
 
 /// Take a tile that was measured instead of the one that the rule chose, if so many blocks can split K.
 inline void UseW4Tile(const GemmShape& x, const W4Tile& tile, int cluster, GemmConfig* c) {
-  if (cluster < 1 || cluster > std::min<int64_t>(MostW4Blocks(tile.tokens, tile.weights), x.k / 128)) return;
+  if (cluster < 1 || cluster > std::min<int64_t>(tile.most_blocks, x.k / 128)) return;
   c->block_m = tile.tokens, c->block_n = tile.weights, c->cluster = cluster;
 }
 

@@ -37,7 +37,8 @@ struct W4Traits {
   static constexpr int PRODUCER_REGISTERS = WEIGHTS > W4_WEIGHTS ? 32 : SWAPPED_PRODUCER_REGISTERS;
   static constexpr int CONSUMER_REGISTERS = WEIGHTS > W4_WEIGHTS ? 112 : SWAPPED_CONSUMER_REGISTERS;
   static constexpr bool ENCODES = false;  // tokens are loaded as they are (see SwappedTraits)
-  static constexpr int MAX_SPLIT = MostW4Blocks(TOKENS, WEIGHTS);
+  static constexpr int MAX_SPLIT =
+      WEIGHTS > W4_WEIGHTS || TOKENS > W4_SPLIT_TOKENS ? 1 : SplitBuffer<TOKENS>::MAX_SPLIT;
   static constexpr bool CAN_SPLIT = MAX_SPLIT > 1;
   static constexpr int SPLIT_BYTES = CAN_SPLIT ? SplitBuffer<TOKENS>::MaxBytes() : 0;
   static constexpr int SWAPS_BYTES = GROUPS / 2 * SWAP_BYTES;
