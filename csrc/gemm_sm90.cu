@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launcher of the SM90 GEMM kernels: checks, the choice of a tile, stream. One module has the kernels of one element
 // type and scaling, listed in gemm_sm90_config.inc.
+#include <tvm/ffi/container/map.h>
+
 #include "stream_memory.h"
 // clang-format off
 #include <flashinfer/gemm/sm90/choose.h>
@@ -221,13 +223,16 @@ bool IsMatrixOrBatch(const TensorView& x) { return x.ndim() == 2 || x.ndim() == 
 
 }  // namespace
 
-int64_t gemm_sm90_choose(int64_t rows, int64_t n, int64_t k, int64_t batch, int64_t grouping, bool needs_swapped,
-                         int64_t sms) {
+/// Return by names what the rule chooses for a product.
+tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any> gemm_sm90_choose(int64_t rows, int64_t n, int64_t k, int64_t batch,
+                                                                int64_t grouping, bool needs_swapped, int64_t sms) {
   GemmProblem p;
   p.n = n, p.k = k, p.batch = batch, p.grouping = Grouping(grouping);
   p.b_scale.rows = needs_swapped ? 1 : SCALE_BLOCK;
   const GemmConfig c = ChooseByRule(p, rows, int(sms));
-  return IndexOf(c) * 64 + c.cluster * 4 + (c.split_k ? 2 : c.share_b ? 1 : 0);
+  return {{"tile", IndexOf(c)},   {"swap_ab", c.swapped}, {"block_m", c.block_m},
+          {"block_n", c.block_n}, {"cluster", c.cluster}, {"split_k", c.cluster > 1 && (c.swapped || c.split_k)},
+          {"share_b", c.share_b}, {"raster", c.raster},   {"reason", tvm::ffi::String(ReasonOf(ShapeOf(p, rows), c))}};
 }
 
 bool gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale, Optional<TensorView> b_scale,

@@ -10,6 +10,7 @@ import torch
 from .._runtime.dispatch import NativeFunction, use_pdl
 from .._runtime.torch_ops import called, register_custom_op
 from ..jit.gemm import get_gemm_module, get_gemm_sm90_module, get_gemm_w4_sm90_module
+from .speak import speaking
 
 __all__ = [
     "BATCHED",
@@ -42,7 +43,7 @@ class Sm90Functions(dict[str, Callable[..., Any]]):
         self._name = name
 
     def __missing__(self, kind: str) -> Callable[..., Any]:
-        self[kind] = getattr(get_gemm_sm90_module(kind), self._name)
+        self[kind] = speaking(get_gemm_sm90_module(kind), self._name)
         return self[kind]
 
 

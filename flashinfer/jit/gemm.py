@@ -211,7 +211,9 @@ def gen_gemm_w4_sm90_module(kind: str = "mxfp4") -> JitSpec:
         "gemm_w4_sm90",
         backend="cuda",
         name=f"gemm_w4_sm90_{kind}",
-        kernels={f"tile_{t.tokens}x{t.weights}": {"code": code, "tokens": t.tokens, "weights": t.weights} for t in W4_TILES},
+        kernels={
+            f"tile_{t.tokens}x{t.weights}": {"code": code, "tokens": t.tokens, "weights": t.weights} for t in W4_TILES
+        },
         config={"code": code, "tiles": W4_TILES},
         extra_cuda_cflags=sm90a_nvcc_flags,
     )

@@ -56,8 +56,8 @@ EMULATION_EXPORT int gemm_w4(int64_t type, int64_t tokens, int64_t weights, cons
 
 /// Return (weights * 1000 + tokens) * 16 + cluster of the rule, or of a tile that was measured; -1: of the rule.
 /// `tiles`: five numbers of each of `count` tiles.
-EMULATION_EXPORT int choose_w4(const double* tiles, int64_t count, int64_t rows, int64_t groups, int64_t n, int64_t k, int64_t is_gated, int64_t tile,
-                               int64_t cluster, int64_t is_e4m3) {
+EMULATION_EXPORT int choose_w4(const double* tiles, int64_t count, int64_t rows, int64_t groups, int64_t n, int64_t k,
+                               int64_t is_gated, int64_t tile, int64_t cluster, int64_t is_e4m3) {
   GemmShape x{rows, n, k, groups, Grouping::kPacked};
   x.is_gated = is_gated != 0, x.element_bytes = is_e4m3 != 0 ? 1 : 2;
   W4Tile list[32];

@@ -119,8 +119,8 @@ def chosen(case: Case) -> tuple[int, int, bool]:
     flat = case.grouping in (CONTIGUOUS, PACKED)
     rows = case.m * case.groups if flat else case.m
     module = get_gemm_sm90_module(case.kind)
-    number = module.gemm_sm90_choose(rows, case.n, case.k, case.groups, case.grouping, False, 132)
-    return number // 64, number // 4 % 16, number % 4
+    chosen = module.gemm_sm90_choose(rows, case.n, case.k, case.groups, case.grouping, False, 132)
+    return chosen["tile"], chosen["cluster"], 2 if chosen["split_k"] and not chosen["swap_ab"] else chosen["share_b"]
 
 
 def seconds(call: Callable[[], Any], budget_s: float = 0.012) -> float:

@@ -221,6 +221,13 @@ inline GemmConfig ChooseSm90(const GemmShape& x, const TileShape* tiles, int cou
   return best;
 }
 
+/// Return in words why the rule chose a configuration.
+inline const char* ReasonOf(const GemmShape& x, const GemmConfig& c) {
+  if (c.swapped && x.needs_swapped) return "scales of single rows of weights";
+  if (c.swapped) return c.cluster > 1 ? "few rows, and few tiles: blocks split K" : "few rows are not padded to 64";
+  return c.split_k ? "few tiles of long sums: blocks split K" : "the waves of tiles end earliest";
+}
+
 // ---------------- choices that a thread has made before: the model of all tiles takes 0.5 us, a look-up 0.02
 
 inline bool IsSameShape(const GemmShape& x, const GemmShape& y) {

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rule of gemm/sm90/choose.h decides for a product, in words; ``FLASHINFER_LOGLEVEL=3`` prints it:
+
+gemm_sm90 m=16 n=4096 k=14336 -> swap_ab 16x64, split_k 2, raster 8 (few rows, and few tiles: blocks split K)
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, Callable, Mapping, NamedTuple, Optional
+
+import torch
+
+from .._runtime.knobs import knobs
+
+__all__ = ["Decision", "decision", "speaking"]
+
+_log = logging.getLogger("flashinfer.api")
+_LEVEL = 3
+_QUANTIZED_ROWS = 8
+_BATCHED, _MASKED = 0, 2  # ``Grouping`` of include/flashinfer/gemm.h
+
+
+class Decision(NamedTuple):
+    """A tile, what the blocks of a cluster do, and why: what ``gemm_sm90_choose`` of a module returns."""
+
+    tile: int  #: index among ``tiles_of`` the kind
+    swap_ab: bool  #: weights on the M side of the tensor cores
+    block_m: int  #: tokens
+    block_n: int  #: weights
+    cluster: int
+    split_k: bool
+    share_b: bool
+    raster: int
+    reason: str
+
+    def __str__(self) -> str:
+        form = "swap_ab" if self.swap_ab else "tile"
+        cluster = f", {'split_k' if self.split_k else 'cluster'} {self.cluster}" if self.cluster > 1 else ""
+        return f"{form} {self.block_m}x{self.block_n}{cluster}, raster {self.raster} ({self.reason})"
+
+
+def decision(
+    module: Any, rows: int, n: int, k: int, batch: int = 1, grouping: int = _BATCHED, *, by_row: bool, sms: int
+) -> Decision:
+    """Return what the rule of a module chooses. ``by_row``: every row of weights has block scales."""
+    chosen: Mapping[str, Any] = module.gemm_sm90_choose(rows, n, k, batch, grouping, by_row, sms)
+    return Decision(**{name: chosen[name] for name in Decision._fields})
+
+
+def speaking(module: Any, name: str) -> Callable[..., Any]:
+    """Return a function of a module, which names its decisions in the log if the log shows arguments."""
+    function: Callable[..., Any] = getattr(module, name)
+    describe = _DESCRIBED.get(name)
+    if knobs.log_level < _LEVEL or describe is None:
+        return function
+
+    @functools.wraps(function)
+    def launch(*arguments: Any) -> Any:
+        result = function(*arguments)
+        if result:  # else the module does not take the operands
+            try:
+                _log.info(describe(module, *arguments))
+            except Exception as error:  # the log must not reach the caller
+                _log.warning("naming the tile failed: %s: %s", type(error).__name__, error)
+        return result
+
+    return launch
+
+
+def _line(module: Any, a: torch.Tensor, n: int, batch: int, grouping: int, rows: int, by_row: bool) -> str:
+    k, sms = a.shape[-1], torch.cuda.get_device_properties(a.device).multi_processor_count
+    chosen = decision(module, rows, n, k, batch, grouping, by_row=by_row, sms=sms)
+    groups = f" batch={batch} grouping={grouping}" if batch > 1 else ""
+    return f"gemm_sm90 m={rows} n={n} k={k}{groups} -> {chosen}"
+
+
+def _product(
+    module: Any,
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: Any,
+    b_scale: Any,
+    bias: Any,
+    groups: Any,
+    weight_indices: Optional[torch.Tensor],
+    grouping: int,
+    scale_rows: int,
+    expected_m: int,
+    *_: Any,
+) -> str:
+    batch = b.shape[0] if b.dim() == 3 else 1
+    batch = batch if weight_indices is None else weight_indices.shape[0]
+    rows = max(expected_m, 1) if grouping == _MASKED else a.shape[-2]
+    return _line(module, a, b.shape[-2], batch, grouping, rows, by_row=b_scale is not None and scale_rows == 1)
+
+
+def _dense(module: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> str:
+    return _line(module, a, b.shape[-1], b.shape[0] if b.dim() == 3 else 1, _BATCHED, a.shape[-2], by_row=False)
+
+
+def _grouped(
+    module: Any,
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: Any,
+    b_scale: Any,
+    groups: torch.Tensor,
+    grouping: int,
+    expected_m: int,
+    *_: Any,
+) -> str:
+    rows = max(expected_m, 1) if grouping == _MASKED else a.shape[-2]
+    return _line(module, a, b.shape[-2], b.shape[0], grouping, rows, by_row=False)
+
+
+def _blockscale(
+    module: Any, out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, scale: Any, w_scale: Any, *_: Any
+) -> str:
+    n, rows = weight.shape[0], input.shape[0]
+    # Where it is faster, up to 8 rows are quantised by the product (MultiplyUnquantized in csrc/gemm_sm90.cu).
+    other = ", or the kernel that quantises" if scale is None and rows <= _QUANTIZED_ROWS else ""
+    return _line(module, input, n, 1, _BATCHED, rows, by_row=w_scale.shape[0] == n) + other
+
+
+#: Exports whose tile the rule chooses, and how their arguments are read.
+_DESCRIBED: dict[str, Callable[..., str]] = {
+    "gemm_sm90": _product,
+    "gemm_sm90_dense": _dense,
+    "gemm_sm90_grouped": _grouped,
+    "gemm_sm90_blockscale": _blockscale,
+}

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log names the tile of a product at level 3, and costs nothing below."""
+
+from __future__ import annotations
+
+import logging
+import types
+
+import pytest
+import torch
+
+from flashinfer.gemm import speak
+
+from ..hopper.devices import needs_hopper
+
+CHOSEN = {"tile": 9, "swap_ab": True, "block_m": 16, "block_n": 64, "cluster": 2, "split_k": True, "share_b": False}
+CHOSEN |= {"raster": 8, "reason": "few rows, and few tiles: blocks split K"}
+
+
+class Module:
+    """Stands for a module for Hopper: notes what the rule is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple] = []
+
+    def gemm_sm90_choose(self, *arguments):
+        self.asked.append(arguments)
+        return CHOSEN
+
+    def gemm_sm90_dense(self, out, a, b, *_):
+        return True
+
+    gemm_sm90 = gemm_sm90_blockscale = gemm_sm90_grouped = gemm_sm90_dense
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("flashinfer.api")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    monkeypatch.setenv("FLASHINFER_LOGLEVEL", "3")
+    properties = types.SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    yield found
+    log.removeHandler(handler)
+    log.setLevel(level)
+
+
+A, B = torch.empty(16, 4096), torch.empty(512, 4096)
+
+
+@pytest.mark.parametrize(
+    "name, arguments, asked",
+    [
+        ("gemm_sm90_dense", (A, B.mT, None, None, None, True), (16, 512, 4096, 1, 0, False, 132)),
+        ("gemm_sm90", (A, B, A, B, None, None, None, 0, 1, 0, True, False), (16, 512, 4096, 1, 0, True, 132)),
+        ("gemm_sm90_grouped", (A[None], B[None], None, None, A, 2, 5, True), (5, 512, 4096, 1, 2, False, 132)),
+        ("gemm_sm90_blockscale", (A, B, None, torch.empty(4, 32), True), (16, 512, 4096, 1, 0, False, 132)),
+    ],
+)
+def test_line(lines, name, arguments, asked):
+    module = Module()
+    assert speak.speaking(module, name)(A, *arguments)
+    assert module.asked == [asked]
+    (line,) = lines
+    assert line.startswith(f"gemm_sm90 m={asked[0]} n=512 k=4096")
+    assert line.endswith("-> swap_ab 16x64, split_k 2, raster 8 (few rows, and few tiles: blocks split K)")
+
+
+def test_functions_are_plain_without_the_log(monkeypatch):
+    monkeypatch.setenv("FLASHINFER_LOGLEVEL", "1")
+    module = Module()
+    assert speak.speaking(module, "gemm_sm90_dense") == module.gemm_sm90_dense
+
+
+def test_the_log_reaches_no_caller(lines):
+    """A module that cannot name its choice multiplies all the same."""
+    module = types.SimpleNamespace(gemm_sm90_dense=lambda *_: True)
+    assert speak.speaking(module, "gemm_sm90_dense")(A, A, B.mT)
+    assert len(lines) == 1 and lines[0].startswith("naming the tile failed: AttributeError: ")
+
+
+@needs_hopper
+def test_a_module_names_its_choice():
+    from flashinfer.jit.gemm import get_gemm_sm90_module, tiles_of
+
+    chosen = speak.decision(get_gemm_sm90_module("bf16"), 16, 4096, 14336, by_row=False, sms=132)
+    tile = tiles_of("bf16")[chosen.tile]
+    assert (tile.swapped, tile.block_m, tile.block_n) == (chosen.swap_ab, chosen.block_m, chosen.block_n)
+    assert chosen.swap_ab and chosen.reason.startswith("few rows")
