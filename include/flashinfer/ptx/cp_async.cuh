@@ -36,10 +36,15 @@ __device__ __forceinline__ void StoreShared16(uint32_t to, const uint4& x) {
 __device__ __forceinline__ void StoreShared8(uint32_t to, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }
-/// Load 4 or 16 bytes from shared memory, not before copies that were waited for.
+/// Load 4, 8 or 16 bytes from shared memory, not before copies that were waited for.
 __device__ __forceinline__ uint32_t LoadShared4(uint32_t from) {
   uint32_t x;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ float2 LoadShared8(uint32_t from) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
   return x;
 }
 __device__ __forceinline__ float4 LoadShared16(uint32_t from) {

@@ -93,5 +93,28 @@ __device__ __forceinline__ void Mma<__nv_bfloat16>(float (&c)[4], const uint32_t
 #endif
 }
 
+/// Round to TF32: 8 bits of exponent and 11 of precision, in the upper bits of a float (SM80 and later).
+__device__ __forceinline__ uint32_t ToTf32(float x) {
+  uint32_t y = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+#endif
+  return y;
+}
+
+/// Compute c += a * b for m16n8k8 of TF32. Fragments, r = l / 4, c = l % 4: A (r, c), (r + 8, c), (r, c + 4), (r + 8, c + 4);
+/// B (k = c, n = r), (k = c + 4, n = r); C as above.
+__device__ __forceinline__ void MmaTf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  __trap();  // launchers refuse the kernels that use it
+#endif
+}
+
 }  // namespace ptx
 }  // namespace flashinfer

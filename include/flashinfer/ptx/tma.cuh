@@ -72,6 +72,14 @@ __device__ __forceinline__ void LoadBoxMulticast(uint32_t to, const void* map, u
       : "memory");
 }
 
+/// Copy `bytes` of global memory (both aligned to 16, a multiple of 16) to shared memory, and signal them to `barrier`
+/// (PTX ISA: "cp.async.bulk").
+__device__ __forceinline__ void LoadBulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
 /// Make shared-memory writes of this thread visible to TMA and to wgmma. Called by each writing thread, before the
 /// barrier after which a store is issued.
 __device__ __forceinline__ void FenceAsyncProxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -27,6 +27,11 @@ inline uint32_t LoadShared4(uint32_t from) {
   std::memcpy(&x, emulation::Memory(from, 4, 4), 4);
   return x;
 }
+inline float2 LoadShared8(uint32_t from) {
+  float2 x;
+  std::memcpy(&x, emulation::Memory(from, 8, 8), 8);
+  return x;
+}
 inline float4 LoadShared16(uint32_t from) {
   float4 x;
   std::memcpy(&x, emulation::Memory(from, 16, 16), 16);

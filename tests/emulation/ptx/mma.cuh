@@ -32,5 +32,29 @@ void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   }
 }
 
+/// Round to 11 bits, halves away from zero.
+inline uint32_t ToTf32(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return std::isfinite(x) ? (bits + 0x1000) & 0xffffe000 : bits;
+}
+inline void MmaTf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const auto& all = emulation::MeetWarp({a[0], a[1], a[2], a[3], b0, b1});
+  const int lane = emulation::Lane();
+  auto value = [&](int of, int word) {
+    float x;
+    std::memcpy(&x, &all[of][word], 4);
+    return double(x);
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    double sum = c[i];
+    for (int k = 0; k < 8; ++k) {
+      sum += value(row % 8 * 4 + k % 4, row / 8 + k / 4 * 2) * value(column * 4 + k % 4, 4 + k / 4);
+    }
+    c[i] = float(sum);
+  }
+}
+
 }  // namespace ptx
 }  // namespace flashinfer

@@ -24,6 +24,9 @@ inline void LoadBox(uint32_t to, const void* map, uint32_t barrier, int x, int y
 inline void LoadBoxMulticast(uint32_t to, const void* map, uint32_t barrier, int x, int y, int z, uint16_t blocks) {
   emulation::LoadBoxLater(to, map, barrier, {x, y, z}, blocks);
 }
+inline void LoadBulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  emulation::LoadBulkLater(to, from, bytes, barrier);
+}
 inline void FenceAsyncProxy() { emulation::Publish(); }
 inline void StoreBox(const void* map, uint32_t from, int x, int y) { emulation::StoreBoxLater(map, from, {x, y}); }
 inline void StoreBox(const void* map, uint32_t from, int x, int y, int z) {
