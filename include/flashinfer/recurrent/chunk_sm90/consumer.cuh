@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chunked gated delta rule on SM90: the products of a warpgroup. Everything is transposed, so that each result is, in the
+// registers where it lies, the operand A of the next product (S: 64 x 128, the others 64 columns of V x 64 tokens):
+//
+//   S K^T                  A = S rounded          B = keys      tokens x K
+//   O  = S Q^T             A = S rounded          B = queries
+//   X  = V^T - eG (S K^T)
+//   U  = X T^T             A = X                  B = T         tokens x tokens
+//   S  = eG_63 S + (eR U) K   A = eR U            B = keys      read MN-major
+//   O  = scale eG O + U P^T   A = U               B = P
+#pragma once
+#include "../../ptx/barrier.cuh"
+#include "../../ptx/tma.cuh"
+#include "../../ptx/wgmma.cuh"
+#include "../chunk/rows.cuh"
+#include "producer.cuh"
+#include "shape.h"
+
+namespace flashinfer {
+namespace recurrent {
+namespace sm90 {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+template <typename T>
+inline constexpr ptx::WgmmaType TYPE_OF = ptx::WgmmaType::kBf16;
+template <>
+inline constexpr ptx::WgmmaType TYPE_OF<__half> = ptx::WgmmaType::kF16;
+
+template <typename T, typename Shape_>
+struct Consumer {
+  using Shape = Shape_;
+  static constexpr ptx::WgmmaType TYPE = TYPE_OF<T>;
+
+  const Shared<Shape> shared;
+  const int group;  // warpgroup
+
+  /// Return `shared` by way of a shuffle: its value is uniform, and descriptors are computed where they are used.
+  __device__ __forceinline__ Shared<Shape> Here() const { return {__shfl_sync(~0u, shared.base, 0)}; }
+
+  /// Issue steps [FIRST, FIRST + 4) of out = S B^T for a tile B of tokens x K at `tile`. Four steps are a slab.
+  template <int FIRST>
+  __device__ __forceinline__ void MultiplyState(float (&out)[TOKEN_FLOATS], const uint32_t (&state)[STATE_WORDS],
+                                                uint32_t tile) const {
+    const uint64_t b = hopper::DescriptorKMajor(tile + FIRST / 4 * SLAB_BYTES);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const int at = 4 * (FIRST + step);
+      const uint32_t a[4] = {state[at], state[at + 1], state[at + 2], state[at + 3]};
+      ptx::Wgmma<TYPE, CHUNK>::Run(out, a, hopper::AdvanceDescriptor(b, step * hopper::WGMMA_K_BYTES),
+                                   FIRST + step > 0);
+    }
+  }
+
+  /// Issue out = A B^T, or add to `out`, for a tile B of tokens x tokens.
+  __device__ __forceinline__ void MultiplyTokens(float (&out)[TOKEN_FLOATS], const uint32_t (&words)[TOKEN_WORDS],
+                                                 uint32_t tile, bool accumulate) const {
+    const uint64_t b = hopper::DescriptorKMajor(tile);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint32_t a[4] = {words[4 * step], words[4 * step + 1], words[4 * step + 2], words[4 * step + 3]};
+      ptx::Wgmma<TYPE, CHUNK>::Run(out, a, hopper::AdvanceDescriptor(b, step * hopper::WGMMA_K_BYTES),
+                                   accumulate || step > 0);
+    }
+  }
+
+  /// Issue s += A K.
+  __device__ __forceinline__ void UpdateState(float (&s)[DIM / 2], const uint32_t (&words)[TOKEN_WORDS],
+                                              uint32_t keys) const {
+    const uint64_t b = hopper::DescriptorMnMajor(keys, CHUNK);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint32_t a[4] = {words[4 * step], words[4 * step + 1], words[4 * step + 2], words[4 * step + 3]};
+      ptx::Wgmma<TYPE, DIM, false, true>::Run(s, a, hopper::AdvanceDescriptor(b, step * 16 * hopper::SLAB_ROW_BYTES),
+                                              true);
+    }
+  }
+
+  /// Clear keys of the tokens from `length` on: U is 0 there, and 0 times a NaN of another request would be NaN.
+  __device__ __forceinline__ void ClearKeys(int stage, int length) const {
+    for (int i = length * 8 + int(threadIdx.x); i < CHUNK * 8; i += Shape::CONSUMERS) {
+      ptx::StoreShared16(shared.Keys(stage) + i * 16, uint4{});
+      ptx::StoreShared16(shared.Keys(stage) + SLAB_BYTES + i * 16, uint4{});
+    }
+    ptx::FenceAsyncProxy();
+    ptx::BarrierSync(kCleared, Shape::CONSUMERS);
+  }
+
+  /// Bytes of the staged outputs of this warp: 64 rows of 16 columns.
+  __device__ __forceinline__ uint32_t Staging() const {
+    return shared.Output(group) + int(threadIdx.x) % WARPGROUP / 32 * OUTPUT_BOX_BYTES;
+  }
+
+  /// Let the next outputs replace those that are being stored.
+  __device__ __forceinline__ void WaitStored() const {
+    if (threadIdx.x % 32 == 0) ptx::WaitStoresRead<0>();
+    __syncwarp();
+  }
+
+  /// Stage rounded outputs of 64 tokens.
+  __device__ __forceinline__ void StageOutput(const uint32_t (&o)[TOKEN_WORDS]) const {
+    const int lane = threadIdx.x % 32;
+    const uint32_t at = Staging() + (lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16;
+    WaitStored();
+#pragma unroll
+    for (int tile = 0; tile < 8; tile += 2) {
+      ptx::StoreMatrix4Transposed(at + tile * 8 * 32, o[2 * tile], o[2 * tile + 1], o[2 * tile + 2], o[2 * tile + 3]);
+    }
+  }
+
+  /// Store the staged outputs of 64 tokens with TMA.
+  __device__ __forceinline__ void StoreStaged(const Maps& maps, int column, int head, int64_t token) const {
+    ptx::FenceAsyncProxy();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      ptx::StoreBox(&maps.o, Staging(), column, head, int(token));
+      ptx::CommitStores();
+    }
+  }
+
+  /// Store the first `length` of the staged outputs: what follows belongs to another request.
+  __device__ __forceinline__ void StoreRows(const DeltaParams<T>& p, int column, int head, int64_t token,
+                                            int length) const {
+    const int lane = threadIdx.x % 32;
+    T* const to = p.o + (token * p.num_heads + head) * DIM + column + lane % 2 * 8;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = 16 * i + lane / 2;
+      const float4 x = ptx::LoadShared16(Staging() + row * 32 + lane % 2 * 16);
+      if (row < length) *reinterpret_cast<float4*>(to + int64_t(row) * p.num_heads * DIM) = x;
+    }
+  }
+};
+
+/// Compute all chunks of the item, of which there is at least one. Each group of products has other work in its shadow: the
+/// chain of a chunk is S K^T, X, U, eR U, S.
+template <typename T, typename Shape>
+__device__ __forceinline__ void Consume(const DeltaParams<T>& p, const Maps& maps, const Item& item,
+                                        const Shared<Shape>& shared) {
+  const int warp = threadIdx.x / 32, group = warp / 4, row = item.column + 16 * warp;
+  const Consumer<T, Shape> c{shared, group};
+  const auto ring = shared.Ring();
+  const int64_t slot = p.slots[item.number];
+  const int chunks = item.Chunks();
+  float s[DIM / 2];
+  LoadState(s, p.initial, slot, item.head, row);
+  uint32_t state[STATE_WORDS], rounded[TOKEN_WORDS] = {};  // the state, and outputs of the chunk before, in 16 bits
+  RoundPairs<T>(state, s);
+  hopper::RingPosition<Shape::STAGES> at;
+#pragma unroll 1
+  for (int i = 0; i < chunks; ++i) {
+    const int64_t passed = int64_t(i) * CHUNK;
+    const int length = int(min(item.request.length - passed, int64_t(CHUNK))), stage = at.stage;
+    const Shared<Shape> here = c.Here();
+    const uint32_t decays_at = shared.Decays(stage);
+    uint32_t x[TOKEN_WORDS], plain[TOKEN_WORDS];
+    float sums[TOKEN_FLOATS], o[TOKEN_FLOATS], values[TOKEN_FLOATS];
+    float2 decays[8], ends[8];
+
+    ring.WaitFull(at);
+    if (length < CHUNK) c.ClearKeys(stage, length);
+    ptx::WgmmaFence();
+    c.template MultiplyState<0>(sums, state, here.Keys(stage));
+    c.template MultiplyState<4>(sums, state, here.Keys(stage));
+    ptx::WgmmaCommit();
+    c.template MultiplyState<0>(o, state, here.Queries(stage));
+    ptx::WgmmaCommit();
+    const float decay = ptx::LoadShared8(decays_at + (CHUNK - 2) * 4).y;
+    LoadValues<T>(values, shared.Values(stage, group));
+    LoadDecays(decays, decays_at);
+    if (i > 0) c.StageOutput(rounded);
+    ptx::WgmmaPin(values);
+
+    ptx::WgmmaWait<1>();
+    ptx::WgmmaPin(sums);
+    Correct<T>(x, sums, values, decays, length);
+    ptx::WgmmaFence();
+    c.MultiplyTokens(sums, x, here.Block(stage), false);
+    ptx::WgmmaCommit();
+    c.template MultiplyState<4>(o, state, here.Queries(stage));
+    ptx::WgmmaCommit();
+    if (i > 0) c.StoreStaged(maps, row, item.head, item.request.begin + passed - CHUNK);
+    LoadDecays(ends, decays_at + CHUNK * 4);
+#pragma unroll
+    for (int j = 0; j < DIM / 2; ++j) s[j] *= decay;
+    ptx::WgmmaPin(s);
+
+    ptx::WgmmaWait<1>();
+    ptx::WgmmaPin(sums);
+    ptx::WgmmaPin(x);
+    RoundDecayed<T>(x, sums, ends);
+    ptx::WgmmaFence();
+    c.UpdateState(s, x, here.Keys(stage));
+    ptx::WgmmaCommit();
+    RoundPairs<T>(plain, sums);
+    ptx::WgmmaWait<1>();
+    ptx::WgmmaPin(o);
+    ptx::WgmmaPin(state);
+    ScaleOutput(o, decays, p.scale);
+    ptx::WgmmaFence();
+    c.MultiplyTokens(o, plain, here.Block(stage) + BLOCK_P_AT, true);
+    ptx::WgmmaCommit();
+
+    ptx::WgmmaWait<1>();
+    ptx::WgmmaPin(s);
+    ptx::WgmmaPin(x);
+    RoundPairs<T>(state, s);
+    ptx::WgmmaWait<0>();
+    ptx::WgmmaPin(o);
+    ptx::WgmmaPin(plain);
+    RoundPairs<T>(rounded, o);
+    __syncwarp();
+    ring.Release(stage, 1);
+    at.Advance();
+    if (p.interval > 0 && passed + CHUNK <= item.request.length && (passed + CHUNK) % p.interval == 0) {
+      StoreState(s, p.checkpoints, p.rows[item.number] + (passed + CHUNK) / p.interval - 1, item.head, row);
+    }
+  }
+  const int64_t passed = int64_t(chunks - 1) * CHUNK, left = item.request.length - passed;
+  c.StageOutput(rounded);
+  if (left == CHUNK) {
+    c.StoreStaged(maps, row, item.head, item.request.begin + passed);
+  } else {
+    c.StoreRows(p, row, item.head, item.request.begin + passed, int(left));
+  }
+  if (p.final.data != nullptr) StoreState(s, p.final, slot, item.head, row);
+  c.WaitStored();
+}
+
+#endif
+
+}  // namespace sm90
+}  // namespace recurrent
+}  // namespace flashinfer

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chunked gated delta rule on SM90: shared memory and barriers (kernel.cuh has the overview).
+//
+// A stage has a chunk: keys and queries (64 tokens x 128, two slabs each), values (a slab of 64 columns for each consumer
+// warpgroup), and the block that the first kernel has prepared (chunk/blocks.h), which arrives as one piece.
+#pragma once
+#include "../../hopper/ring.cuh"
+#include "../../hopper/smem_tile.cuh"
+#include "../chunk/blocks.h"
+
+namespace flashinfer {
+namespace recurrent {
+namespace sm90 {
+
+constexpr int WARPGROUP = 128;
+constexpr int HALF = DIM / 2;  // columns of the values, rows of the state, that a warpgroup has
+
+constexpr int OUTPUT_BOX_BYTES = CHUNK * 16 * 2;  // outputs of a warp: 64 tokens x 16 columns
+
+/// Named barriers.
+enum Barrier : int {
+  kCleared = 1,  // all consumers: keys after the end of the request are zero
+};
+
+/// WARPGROUPS: consumer warpgroups of a CTA, 2 for a whole head, 1 for half of one.
+template <int WARPGROUPS_>
+struct Shape {
+  static constexpr int WARPGROUPS = WARPGROUPS_;
+  static constexpr int CONSUMERS = WARPGROUPS * WARPGROUP;
+  static constexpr int THREADS = CONSUMERS + WARPGROUP;
+  static constexpr int STAGES = 3;
+  static constexpr int PRODUCER_REGISTERS = 24;
+  static constexpr int CONSUMER_REGISTERS = 240;
+
+  static constexpr int KEYS_AT = 0;
+  static constexpr int QUERIES_AT = 2 * SLAB_BYTES;
+  static constexpr int VALUES_AT = 4 * SLAB_BYTES;
+  static constexpr int BLOCK_AT = VALUES_AT + WARPGROUPS * SLAB_BYTES;
+  static constexpr int LOADED_BYTES = BLOCK_AT + BLOCK_BYTES;
+  static constexpr int STAGE_BYTES =
+      (LOADED_BYTES + hopper::SLAB_ALIGNMENT - 1) / hopper::SLAB_ALIGNMENT * hopper::SLAB_ALIGNMENT;
+  static constexpr int OUTPUT_AT = STAGES * STAGE_BYTES;
+  static constexpr int BARRIERS_AT = OUTPUT_AT + WARPGROUPS * SLAB_BYTES;
+  static constexpr int BYTES = BARRIERS_AT + 2 * STAGES * 8 + hopper::SLAB_ALIGNMENT;
+  static_assert(BYTES <= 232448, "shared memory of a block");
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Addresses in shared memory.
+template <typename Shape>
+struct Shared {
+  uint32_t base;  // aligned to 1024
+
+  __device__ __forceinline__ uint32_t Keys(int stage) const { return Stage(stage) + Shape::KEYS_AT; }
+  __device__ __forceinline__ uint32_t Queries(int stage) const { return Stage(stage) + Shape::QUERIES_AT; }
+  __device__ __forceinline__ uint32_t Values(int stage, int group) const {
+    return Stage(stage) + Shape::VALUES_AT + group * SLAB_BYTES;
+  }
+  __device__ __forceinline__ uint32_t Block(int stage) const { return Stage(stage) + Shape::BLOCK_AT; }
+  __device__ __forceinline__ uint32_t Decays(int stage) const { return Block(stage) + BLOCK_DECAYS_AT; }
+  __device__ __forceinline__ uint32_t Output(int group) const { return base + Shape::OUTPUT_AT + group * SLAB_BYTES; }
+  __device__ __forceinline__ hopper::Ring<Shape::STAGES> Ring() const { return {base + Shape::BARRIERS_AT}; }
+
+ private:
+  __device__ __forceinline__ uint32_t Stage(int stage) const { return base + stage * Shape::STAGE_BYTES; }
+};
+
+/// Work of a CTA: a request, a head, and the first column of its values.
+struct Item {
+  Request request;
+  int number;  // of the request
+  int head;
+  int column;
+
+  __device__ __forceinline__ int Chunks() const { return int((request.length + CHUNK - 1) / CHUNK); }
+};
+
+template <typename Shape, typename Params>
+__device__ __forceinline__ Item ItemOf(const Params& p) {
+  constexpr int PARTS = 2 / Shape::WARPGROUPS;
+  const int part = int(blockIdx.x) % PARTS, rest = int(blockIdx.x) / PARTS, request = rest / p.num_heads;
+  return {p.RequestOf(request), request, rest % p.num_heads, part * HALF};
+}
+
+#endif
+
+}  // namespace sm90
+}  // namespace recurrent
+}  // namespace flashinfer
