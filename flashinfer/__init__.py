@@ -132,7 +132,7 @@ _OF_FUSED_MOE = (
 )
 
 #: Names of recurrent that callers import from here.
-_OF_RECURRENT: tuple[str, ...] = ()
+_OF_RECURRENT: tuple[str, ...] = ("chunk_gated_delta_rule",)
 
 
 def __getattr__(name: str) -> _Any:

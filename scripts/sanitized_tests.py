@@ -170,6 +170,10 @@ FAMILIES: dict[str, list[Pick]] = {
     ],
     "activation": [Pick("activation/test_activation.py", "test_act_and_mul test_swiglu test_strided_rows", 4)],
     "concat_ops": [Pick("concat_ops/test_concat_mla.py", "test_contiguous test_slices_of_a_projection", 3)],
+    "recurrent": [
+        Pick("recurrent/test_gdn_prefill.py", "test_heads", 4),
+        Pick("recurrent/test_gdn_prefill.py", "test_checkpoints_are_states_of_prefixes test_l2norm", 1),
+    ],
     "scale": [Pick("test_scale.py", "test_scale_correctness test_unaligned_views", 3)],
     "api_log_stats": [Pick("test_api_log_stats.py", "test_each_replay_prints_a_line_per_tensor")],
 }  # fmt: skip

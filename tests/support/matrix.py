@@ -161,6 +161,7 @@ _TOKENS = {"num_tokens": 3, "hidden_size": 64}
 _NORM = {"batch_size": 3, "hidden_size": 64}
 _ROPE = {"nnz": 5, "num_q_heads": 4, "num_k_heads": 2, "head_dim": 64}
 _STATES = {"seq_len": 3, "num_heads": 2, "head_dim": 64}
+_DELTA = {"total_tokens": 5, "num_q_heads": 1, "num_k_heads": 1, "num_v_heads": 2}
 _VOCAB = {"batch_size": 3, "vocab_size": 128}
 _MNK = {"m": 5, "n": 128, "k": 256}
 _GROUPS = {"m": 256, "groups": 2, "n": 128, "k": 256}
@@ -201,6 +202,8 @@ ROWS = [
     row("gemm.group_deepgemm_fp8_nt_groupwise", "a b", E4M3, _GROUPS),
     row("gemm.batch_deepgemm_fp8_nt_groupwise", "a b", E4M3, _GROUPS),
     row("gemm.tinygemm_bf16", "input weight out bias", BF16, _MNK),
+    row("recurrent.chunk_gated_delta_rule", "q k v", HALF, _DELTA),
+    row("recurrent.chunk_gated_delta_rule", "initial_state", COLUMNS, _DELTA),
     row("mhc.mhc_post", "x residual", BF16, {"num_tokens": 3}),
     row("mhc.mhc_pre_big_fuse", "residual", BF16, {"num_tokens": 3}),
     row("mhc.mhc_pre_big_fuse_with_prenorm", "residual", BF16, {"num_tokens": 3}),

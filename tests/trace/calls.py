@@ -33,6 +33,7 @@ SIZES |= {
 SIZES |= {"num_pages": 7, "num_indices": 4, "num_slots": 8, "num_states": 5, "qo_len": 5, "kv_len": 9}
 SIZES |= {"num_rows": 128, "M": 128, "max_len": 64, "num_speculative": 3}
 SIZES |= {"nnz_kv": 9, "num_bits": 45, "num_cols": 128, "m": 3}
+SIZES |= {"total_tokens": 9, "num_requests": 2, "num_offsets": 3}
 NUMBERS = {"epilogue_tile_m": 128, "nnz": 9, "page_size": 16, "ppf": 2, "pph": 3, "ppw": 4, "factor": 3.14}
 NUMBERS |= {"k_scale": 0.5, "v_scale": 0.25, "top_k": 50, "top_p": 0.9}
 CUDA_ONLY = {"scale", "fused_rmsnorm_silu", "fused_qk_rmsnorm_rope"}

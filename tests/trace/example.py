@@ -42,6 +42,8 @@ them with what this program writes; run it again after changing a template or a 
     fused_qk_rmsnorm_rope_q24_k24_v24_d128_f44_h42_w42.json
     fused_rmsnorm_silu_h5120.json
     fused_topk_deepseek_e256_k8.json
+    gdn_prefill_qk16_v32_d128.json
+    gdn_prefill_state_qk16_v32_d128.json
     gelu_and_mul_h8192.json
     gelu_tanh_and_mul_h18432.json
     gemm_fp8_nt_blockscaled_k_major_n512_k2048.json
@@ -150,6 +152,7 @@ import flashinfer.fused_moe
 import flashinfer.gemm  # the package imports it on first use
 import flashinfer.mamba
 import flashinfer.mhc
+import flashinfer.recurrent
 
 OUT = Path(__file__).parent / "fi_trace_out"
 
@@ -205,6 +208,7 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from gemm_calls()
     yield from expert_layer_calls()
     yield from moe_calls()
+    yield from recurrent_calls()
     yield from mhc_calls()
     yield from mamba_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
@@ -313,6 +317,15 @@ def moe_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     mono |= {"activations_in": bf16(8, 256), "router_logits": bf16(8, 16), "top_k": 8}
     yield moe.mono_moe, mono
     yield moe.mono_moe, {**mono, "scoring_func": "sigmoid"}
+
+
+def recurrent_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return calls with the heads of Qwen3-Next."""
+    rows = {"q": bf16(64, 16, 128), "k": bf16(64, 16, 128), "v": bf16(64, 32, 128)}
+    prefill = {**rows, "g": fp32(64, 32), "beta": fp32(64, 32), "cu_seqlens": int32(3)}
+    yield flashinfer.chunk_gated_delta_rule, prefill
+    states = {"initial_state": fp32(2, 32, 128, 128), "output_final_state": True}
+    yield flashinfer.chunk_gated_delta_rule, {**prefill, **states}
 
 
 def mhc_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
