@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of contiguous bytes between global and shared memory (PTX ISA: Data Movement, "cp.async.bulk"), SM90 and later.
+// Copies of contiguous bytes (PTX ISA: Data Movement, "cp.async.bulk"), SM90 and later, besides LoadBulk of tma.cuh.
 // Addresses and sizes are multiples of 16 bytes. A load signals its bytes to an mbarrier; stores are in the groups of
 // tma.cuh (CommitStores, WaitStoresRead). One thread issues each copy.
 #pragma once
 #include <cstdint>
 
+#include "tma.cuh"
+
 namespace flashinfer {
 namespace ptx {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-
-__device__ __forceinline__ void LoadBulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-}
 
 /// Load with an L2 policy (PolicyEvictFirst and others of tma.cuh).
 __device__ __forceinline__ void LoadBulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier,

@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 inline bool IsHopper() {
   struct Tag {};
-  return attention::OncePerDevice<Tag>([](int device) {
+  return flashinfer::device::OncePerDevice<Tag>([](int device) {
            int major = 0;
            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
            return major;
