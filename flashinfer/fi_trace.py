@@ -22,6 +22,7 @@ import torch
 
 from ._runtime.codegen_wrapper import added_keywords, compiler, is_traced, wrap_with
 from ._runtime.errors import ArgumentError
+from ._runtime.kept import kept_parts
 from ._runtime.knobs import knobs
 from ._runtime.shortcut import shortcut_parts
 from .jit.utils import write_atomically
@@ -140,17 +141,17 @@ _SWITCH = type(knobs).trace_dump.variable
 _switch: Any = os.environ.encodekey(_SWITCH) if hasattr(os.environ, "encodekey") else _SWITCH
 
 
-_WITHOUT_SHORTCUT = """
+_CHECKED = """
 if not _is_traced() and _switch in _environment:
     _dump(_func, {arguments})
 return _func({arguments}{added})
 """
-_WITH_SHORTCUT = """
+_LAUNCHED = """
 if _is_traced() or _compiler._is_compiling_flag:
     return _func({arguments}{added})
 if _switch in _environment:
     _dump(_func, {arguments})
-{shortcut}
+{launch}
 return _func_by_position({values})
 """
 
@@ -158,17 +159,18 @@ return _func_by_position({values})
 def dumping_when_asked(func: F) -> F:
     """Wrap ``func`` to write the definitions of its calls while ``FLASHINFER_TRACE_DUMP`` is set.
 
-    The wrapper also tries the shortcut that :func:`flashinfer._runtime.shortcut.with_shortcut` gave to ``func``.
+    The wrapper also takes the launches that :class:`flashinfer._runtime.kept.KeptLaunches` has for ``func``.
     A program may set the variable at any time, so each call reads it. The check takes 0.17 us for a method with ten
     parameters (Python 3.11, where an empty call takes 0.036).
     """
-    shortcut, names = shortcut_parts(func)
+    launch, names = kept_parts(func) if "_kept_launches" in func.__dict__ else shortcut_parts(func)
     extra = added_keywords(func)
-    body = _WITH_SHORTCUT.replace("{shortcut}", shortcut) if shortcut else _WITHOUT_SHORTCUT
+    body = _LAUNCHED.replace("{launch}", launch) if launch else _CHECKED
     body = body.replace("{added}", "".join(f", {name}={name}" for name in extra))
     names = {"_is_traced": is_traced, "_compiler": compiler, **_DUMP_NAMES, **names}
     wrapper: Any = wrap_with(func, body, names, extra)
-    wrapper.__dict__.pop("_shortcut", None)  # functools.wraps has copied it
+    for name in ("_shortcut", "_kept_launches"):  # functools.wraps has copied it
+        wrapper.__dict__.pop(name, None)
     wrapper._dumps = func
     return cast(F, wrapper)
 
@@ -229,8 +231,6 @@ _PUBLISHED_MODULES = {
     f"{__package__}.{ours}": f"{__package__}.{published}"
     for ours, published in {
         "attention.batch_attention": "attention._core",
-        "attention.trtllm_decode": "decode",
-        "attention.fmha_v2": "prefill",
         "cudnn.decode": "cudnn.decode",
         "cudnn.prefill": "cudnn.prefill",
         "gemm.bf16": "gemm.gemm_base",

@@ -35,6 +35,7 @@ __all__ = [
     "SM12X_MAJORS",
     "TURING_ON",
     "TURING_ON_MAJORS",
+    "capability_of",
     "device_support_pdl",
     "get_compute_capability",
     "get_default_generators",
@@ -198,6 +199,21 @@ def get_default_generators(device: Device) -> torch.Generator:
 def device_support_pdl(index: int) -> bool:
     """Return True if the device has programmatic dependent launch (capability 9.0 on); False if it is not CUDA."""
     return torch.cuda.get_device_capability(index)[0] >= 9
+
+
+class _Capabilities(dict[int, int]):
+    """Compute capabilities by ``tensor.get_device()``; 0 for tensors that are not on a CUDA device."""
+
+    def __missing__(self, index: int) -> int:
+        self[index] = 0
+        if index >= 0 and torch.cuda.is_available():
+            major, minor = torch.cuda.get_device_capability(index)
+            self[index] = major * 10 + minor
+        return self[index]
+
+
+#: ``capability_of[x.get_device()]`` is 90 for a tensor on a Hopper. Own calls may read it where no probe is replaced.
+capability_of = _Capabilities()
 
 
 def _target(device: Optional[Device], cuda: tuple[int, int]) -> tuple[int, int]:

@@ -14,29 +14,13 @@ from __future__ import annotations
 import inspect
 from typing import Any, Callable, TypeVar
 
-import torch
-
 from . import arch
 from .probes import probes
 
-__all__ = ["capability_of", "shortcut_parts", "with_shortcut"]
+__all__ = ["shortcut_parts", "with_shortcut"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-class _Capabilities(dict[int, int]):
-    """Compute capabilities by ``tensor.get_device()``; 0 for tensors that are not on a CUDA device."""
-
-    def __missing__(self, index: int) -> int:
-        self[index] = 0
-        if index >= 0 and torch.cuda.is_available():
-            major, minor = torch.cuda.get_device_capability(index)
-            self[index] = major * 10 + minor
-        return self[index]
-
-
-#: ``capability_of[x.get_device()]`` is 90 for a tensor on a Hopper.
-capability_of = _Capabilities()
 
 # A probe that a serving engine has replaced is asked by the checks.
 _BODY = """

@@ -13,10 +13,10 @@ from typing import Any, Optional, Union
 import torch
 
 from .._runtime.allocation import new_empty
+from .._runtime.arch import capability_of
 from .._runtime.dispatch import NativeFunction
 from .._runtime.errors import ArgumentError
 from .._runtime.not_copied import NotCopied
-from .._runtime.shortcut import capability_of
 from .._runtime.torch_ops import called, register_custom_op
 from ..api_logging import flashinfer_api
 from ..jit.fused_moe.cutlass import get_fused_moe_module

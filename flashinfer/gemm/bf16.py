@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of bf16 matrices, dense and batched."""
+"""Products of bf16 matrices, dense and batched: facts of a call, the launch that was kept for them, or the checks."""
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 
+from .._runtime.allocation import allocate
+from .._runtime.arch import AMPERE_ON, capability_of
 from .._runtime.codegen_wrapper import compiler, is_traced
+from .._runtime.kept import KeptLaunches
 from .._runtime.requirements import backend_requirement
-from .._runtime.shortcut import with_shortcut
 from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
 from ..trace.templates.gemm import bmm_bf16_trace, mm_bf16_trace
-from . import shortcuts
 from .bf16_checks import (
     candidates,
     check_bmm_bf16,
@@ -25,9 +26,9 @@ from .bf16_checks import (
     serves_cutile,
     serves_tinygemm,
 )
-from .decide import prefers_torch_bf16
-from .launch import product
-from .torch_product import torch_bf16
+from .decide import MANY_ROWS, depends_on_layout, prefers_torch_bf16
+from .launch import dense_product, noting, product
+from .torch_product import torch_bf16, torch_product
 from .tuning import tuned_mm_bf16
 
 __all__ = ["bmm_bf16", "mm_bf16", "mm_bf16_op"]
@@ -57,15 +58,78 @@ def mm_bf16_op(
 
 
 @register_custom_op("flashinfer::bmm_bf16", mutates_args=("out",))
-def _bmm_bf16(out: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> None:
-    if A.is_cuda and prefers_torch_bf16(A, B, is_plain=out.dtype is A.dtype):
+def _bmm_bf16(out: torch.Tensor, A: torch.Tensor, B: torch.Tensor, with_torch: Optional[bool]) -> None:
+    if A.is_cuda and with_torch is None:
+        with_torch = prefers_torch_bf16(A, B, is_plain=out.dtype is A.dtype)
+    if A.is_cuda and with_torch:
         torch_bf16(out, A, B)
     else:
         product(out, A, B.mT)
 
 
+_SERVED = frozenset(AMPERE_ON)
+_HOPPER = 90
+_WITH_TORCH = {"cublaslt": True, "tinygemm": False}
+
+Launch = Callable[..., Any]
+Shape = Sequence[int]
+
+
+def _launch_own(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    out: Optional[torch.Tensor],
+    out_dtype: torch.dtype,
+    a_shape: Shape,
+    b_shape: Shape,
+    index: int,
+) -> Optional[torch.Tensor]:
+    if out is None:
+        (m, _), n = a_shape, b_shape[1]
+        out = allocate((m, n), (n or 1, 1), out_dtype, index)
+    elif out.dtype is not out_dtype or len(a_shape) != 2:
+        return None
+    return out if dense_product["bf16"](out, a, b, None, None, bias, True) else None
+
+
+def _launch_torch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    out: Optional[torch.Tensor],
+    out_dtype: torch.dtype,
+    a_shape: Shape,
+    b_shape: Shape,
+    index: int,
+) -> Optional[torch.Tensor]:
+    return torch_product(torch.mm, a, b, out, out_dtype, (a_shape[0], b_shape[1]))
+
+
+def _launch_of(
+    with_torch: bool, is_plain: bool, own: Launch, with_mm: Launch, a: torch.Tensor, b: torch.Tensor
+) -> Optional[Launch]:
+    """Return the launch for a choice: torch from Ampere on, our kernel on Hopper for the weights that it reads.
+
+    Facts have no strides, which take 0.2 us: where they decide, torch is chosen anew in each call.
+    """
+    capability = capability_of[a.get_device()]
+    if with_torch:
+        return with_mm if capability in _SERVED and not depends_on_layout(a, b, is_plain=is_plain) else None
+    return own if capability == _HOPPER and b.stride(-2) == 1 else None
+
+
+_mm_launches = KeptLaunches(
+    "m if (m := (a_shape := a.shape)[0]) < MANY_ROWS else MANY_ROWS, (b_shape := b.shape), out_dtype, "
+    "bias is None, pdl, (index := a.get_device()), "
+    "backend if backend != 'auto' else (a_shape, a.is_contiguous(), b.stride(), out is None or out.is_contiguous())",
+    passed="a, b, bias, out, out_dtype, a_shape, b_shape, index",
+    MANY_ROWS=MANY_ROWS,
+)
+
+
 @flashinfer_api(trace=mm_bf16_trace)
-@with_shortcut(shortcuts.mm_bf16)
+@_mm_launches
 @backend_requirement(
     {"cudnn": serves_cudnn, "cublaslt": serves_cublaslt, "tinygemm": serves_tinygemm, "cutile": serves_cutile},
     common_check=check_mm_bf16,
@@ -112,20 +176,53 @@ def mm_bf16(
     >>> x, w = torch.randn(4, 64).bfloat16(), torch.randn(32, 64).bfloat16()
     >>> y = flashinfer.mm_bf16(x, w.T)
     """
+    made = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device) if out is None else out
+    with_torch = _WITH_TORCH.get(backend)
+    if is_traced() or compiler._is_compiling_flag:
+        mm_bf16_op(made, a, b, bias, pdl, with_torch, False)
+        return made
+    if backend == "auto":
+        launch = tuned_mm_bf16(made, a, b, bias, pdl, mm_bf16.suitable_auto_backends)
+        _mm_launches.keep(launch, "auto", a, b, bias, pdl, out, out_dtype, backend)
+        return made
+    is_plain = bias is None and made.dtype is a.dtype
+    is_kept = backend != "tinygemm"  # facts do not tell what it refuses
+    if with_torch is None and capability_of[a.get_device()]:
+        with_torch = prefers_torch_bf16(a, b, is_plain=is_plain)
+        is_kept = not with_torch or is_plain  # torch takes several kernels for the others
+    mm_bf16_op(made, a, b, bias, pdl, with_torch, False)
+    launch = _launch_of(bool(with_torch), is_plain, _launch_own, _launch_torch, a, b) if is_kept else None
+    _mm_launches.keep(launch, f"{with_torch=}", a, b, bias, pdl, out, out_dtype, backend)
+    return made
+
+
+def _launch_own_batch(
+    A: torch.Tensor, B: torch.Tensor, out: Optional[torch.Tensor], out_dtype: torch.dtype, a: Shape, b: Shape, i: int
+) -> Optional[torch.Tensor]:
     if out is None:
-        out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
-    if backend == "auto" and not (is_traced() or compiler._is_compiling_flag):
-        tuned_mm_bf16(out, a, b, bias, pdl, mm_bf16.suitable_auto_backends.current())
-    else:
-        mm_bf16_op(out, a, b, bias, pdl, _WITH_TORCH.get(backend), False)
-    return out
+        (batch, m, _), n = a, b[2]
+        out = allocate((batch, m, n), ((m or 1) * (n or 1), n or 1, 1), out_dtype, i)
+    elif out.dtype is not out_dtype or len(a) != 3:
+        return None
+    return out if dense_product["bf16"](out, A, B, None, None, None, True) else None
 
 
-_WITH_TORCH = {"cublaslt": True, "tinygemm": False}
+def _launch_torch_batch(
+    A: torch.Tensor, B: torch.Tensor, out: Optional[torch.Tensor], out_dtype: torch.dtype, a: Shape, b: Shape, i: int
+) -> Optional[torch.Tensor]:
+    return torch_product(torch.bmm, A, B, out, out_dtype, (a[0], a[1], b[2]))
+
+
+_bmm_launches = KeptLaunches(
+    "m if (m := (a_shape := A.shape)[1]) < MANY_ROWS else MANY_ROWS, (b_shape := B.shape), out_dtype, backend, "
+    "(index := A.get_device())",
+    passed="A, B, out, out_dtype, a_shape, b_shape, index",
+    MANY_ROWS=MANY_ROWS,
+)
 
 
 @flashinfer_api(trace=bmm_bf16_trace)
-@with_shortcut(shortcuts.bmm_bf16)
+@_bmm_launches
 @backend_requirement({"cudnn": serves_batch, "cutile": serves_batch}, common_check=check_bmm_bf16, heuristic_func=first)
 def bmm_bf16(
     A: torch.Tensor,
@@ -161,8 +258,16 @@ def bmm_bf16(
     >>> x, w = torch.randn(2, 4, 64).bfloat16(), torch.randn(2, 32, 64).bfloat16()
     >>> y = flashinfer.bmm_bf16(x, w.mT)
     """
-    if out is None:
-        x = A.shape
-        out = torch.empty((x[0], x[1], B.shape[2]), dtype=out_dtype, device=A.device)
-    _bmm_bf16(out, A, B)
-    return out
+    made = torch.empty((*A.shape[:2], B.shape[2]), dtype=out_dtype, device=A.device) if out is None else out
+    if is_traced() or compiler._is_compiling_flag:
+        _bmm_bf16(made, A, B, None)
+        return made
+    with_torch, is_plain = None, made.dtype is A.dtype
+    if capability_of[A.get_device()]:
+        with_torch = prefers_torch_bf16(A, B, is_plain=is_plain)
+    _bmm_bf16(made, A, B, with_torch)
+    launch = _launch_of(bool(with_torch), is_plain, _launch_own_batch, _launch_torch_batch, A, B)
+    if backend == "auto":  # the same choice
+        launch = noting(launch, bmm_bf16.suitable_auto_backends)
+    _bmm_launches.keep(launch, f"{with_torch=}", A, B, out, out_dtype, backend)
+    return made

@@ -7,16 +7,18 @@ from typing import Optional
 
 import torch
 
+from .._runtime.allocation import allocate
+from .._runtime.arch import capability_of
+from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.dispatch import NativeFunction, use_pdl
 from .._runtime.errors import ArgumentError
 from .._runtime.explain_error import explain_type_errors
+from .._runtime.kept import KeptLaunches
 from .._runtime.probes import probes
-from .._runtime.shortcut import with_shortcut
 from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
 from ..jit.gemm import get_quantize_1x128_module
 from ..trace.templates.gemm import fp8_blockscale_gemm_sm90_trace
-from . import shortcuts
 from .checks import refuse_output
 from .launch import Sm90Functions, is_sm90, product
 
@@ -29,6 +31,8 @@ _BY_ROW, _BY_BLOCK = (1, 1, _BLOCK), (1, _BLOCK, _BLOCK)
 
 _native_quantize = NativeFunction(get_quantize_1x128_module, "quantize_1x128")
 _sm90_quantizing = Sm90Functions("gemm_sm90_quantizing")
+_blockscale = Sm90Functions("gemm_sm90_blockscale")
+_HOPPER = 90
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -173,8 +177,31 @@ def _is_good(
     )
 
 
+def _launch(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    input_scale: Optional[torch.Tensor],
+    weight_scale: Optional[torch.Tensor],
+    out: Optional[torch.Tensor],
+    out_dtype: Optional[torch.dtype],
+    index: int,
+) -> Optional[torch.Tensor]:
+    if out is None:
+        m, n = input.shape[0], weight.shape[0]
+        out = allocate((m, n), (n or 1, 1), _BF16 if out_dtype is None else out_dtype, index)
+    elif out_dtype is not None and out.dtype is not out_dtype:
+        return None
+    return out if _blockscale["fp8_block"](out, input, weight, input_scale, weight_scale, True) else None
+
+
+_launches = KeptLaunches(
+    "weight_scale is None, out_dtype, (index := input.get_device())",
+    passed="input, weight, input_scale, weight_scale, out, out_dtype, index",
+)
+
+
 @flashinfer_api(trace=fp8_blockscale_gemm_sm90_trace)
-@with_shortcut(shortcuts.fp8_blockscale)
+@_launches
 @explain_type_errors
 def fp8_blockscale_gemm_sm90(
     input: torch.Tensor,
@@ -226,16 +253,20 @@ def fp8_blockscale_gemm_sm90(
         _refuse(input, weight, input_scale, weight_scale)
     m, n = input.shape[0], weight.shape[0]
     if out is None:
-        if out_dtype is None:
-            out_dtype = _BF16
-        elif out_dtype not in _OUTPUTS:
-            refuse_output("fp8_blockscale_gemm_sm90", out, (m, n), input.device, out_dtype, _OUTPUTS)
-        out = torch.empty((m, n), dtype=out_dtype, device=input.device)
+        dtype = _BF16 if out_dtype is None else out_dtype
+        if dtype not in _OUTPUTS:
+            refuse_output("fp8_blockscale_gemm_sm90", out, (m, n), input.device, dtype, _OUTPUTS)
+        made = torch.empty((m, n), dtype=dtype, device=input.device)
     elif out.shape != (m, n) or out.dtype not in _OUTPUTS or out_dtype not in (None, out.dtype):
         refuse_output(
             "fp8_blockscale_gemm_sm90", out, (m, n), input.device, _BF16 if out_dtype is None else out_dtype, _OUTPUTS
         )
     elif out.device != input.device:
         refuse_output("fp8_blockscale_gemm_sm90", out, (m, n), input.device, out.dtype, _OUTPUTS)
-    _fp8_blockscale_gemm(out, input, weight, input_scale, weight_scale)
-    return out
+    else:
+        made = out
+    _fp8_blockscale_gemm(made, input, weight, input_scale, weight_scale)
+    if not (is_traced() or compiler._is_compiling_flag):
+        is_kept = capability_of[input.get_device()] == _HOPPER and weight_scale is not None
+        _launches.keep(_launch if is_kept else None, "SM90", input, weight, input_scale, weight_scale, out, out_dtype)
+    return made

@@ -31,22 +31,31 @@ from __future__ import annotations
 
 import torch
 
+from .._runtime import arch
+from .._runtime.arch import capability_of
 from .._runtime.probes import probes
 
 __all__ = [
     "FEW_ROWS",
     "LARGE_BF16",
     "LARGE_FP8",
+    "MANY_ROWS",
     "SMALL_BF16",
     "SMALL_FP8",
     "are_streamed_faster",
+    "capability",
+    "depends_on_layout",
+    "has_few_rows",
     "has_scaled_mm",
     "prefers_torch_bf16",
     "prefers_torch_fp8",
+    "streams_fp8",
 ]
 
 #: Rows of tokens up to which our Hopper kernels are faster than cuBLASLt from ``SMALL_*`` weights on.
 FEW_ROWS = 32
+#: Rows from which the choice is the same for any number of them.
+MANY_ROWS = 65
 #: Weights of all batch entries from which they are faster for up to FEW_ROWS rows.
 SMALL_BF16, SMALL_FP8 = 9 << 20, 10 << 20
 #: Weights of each batch entry from which they are faster for 33 to 64 rows.
@@ -54,13 +63,24 @@ LARGE_BF16, LARGE_FP8 = 50_000_000, 28_000_000
 
 
 def are_streamed_faster(m: int, n: int, k: int, batch: int, small: int, large: int) -> bool:
-    """Return True if our Hopper kernels multiply ``m`` rows with ``n x k`` weights in each batch entry faster.
-
-    Shortcuts compare few rows without this call; tests/gemm/test_shortcuts.py compares them with it.
-    """
+    """Return True if our Hopper kernels multiply ``m`` rows with ``n x k`` weights in each batch entry faster."""
     if m <= FEW_ROWS:
         return batch * n * k >= small
-    return m <= 64 and k >= 4096 and n * k >= large
+    return m < MANY_ROWS and k >= 4096 and n * k >= large
+
+
+def capability(a: torch.Tensor) -> tuple[int, int]:
+    """Return the capability of a tensor's device, (0, 0) for the CPU; a replaced probe is asked."""
+    if probes.get_compute_capability is arch.get_compute_capability:
+        return divmod(capability_of[a.get_device()], 10)
+    return probes.get_compute_capability(a.device)
+
+
+def has_few_rows(a: torch.Tensor, b: torch.Tensor, small: int, large: int) -> bool:
+    """Return True if products of the sizes of ``a (.., m, k)`` and ``b (.., k, n)`` are streamed faster by us."""
+    shape = b.shape
+    batch = shape[0] if len(shape) == 3 else 1
+    return are_streamed_faster(a.shape[-2], shape[-1], shape[-2], batch, small, large)
 
 
 def _hopper_streams(a: torch.Tensor, b: torch.Tensor, step: int, small: int, large: int) -> bool:
@@ -69,13 +89,12 @@ def _hopper_streams(a: torch.Tensor, b: torch.Tensor, step: int, small: int, lar
     ``step`` elements are 16 bytes. Other layouts would run on the general kernel, which is slower than cuBLASLt.
     """
     shape = b.shape
-    batch = shape[0] if len(shape) == 3 else 1
     return (
-        are_streamed_faster(a.shape[-2], shape[-1], shape[-2], batch, small, large)
+        has_few_rows(a, b, small, large)
         and b.stride(-2) == 1
         and shape[-2] % step == 0
         and shape[-1] % 8 == 0
-        and probes.get_compute_capability(a.device)[0] == 9
+        and capability(a)[0] == 9
     )
 
 
@@ -86,6 +105,19 @@ def prefers_torch_bf16(a: torch.Tensor, b: torch.Tensor, *, is_plain: bool) -> b
     that asks for our kernel.
     """
     return not _hopper_streams(a, b, 8, SMALL_BF16 if is_plain else 0, LARGE_BF16)
+
+
+def depends_on_layout(a: torch.Tensor, b: torch.Tensor, *, is_plain: bool) -> bool:
+    """Return True if other strides of ``b`` than these may change what :func:`prefers_torch_bf16` returns."""
+    return capability(a)[0] == 9 and has_few_rows(a, b, SMALL_BF16 if is_plain else 0, LARGE_BF16)
+
+
+def streams_fp8(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True if our Hopper kernel multiplies these fp8 operands faster than cuBLASLt.
+
+    It has e4m3 on both sides; other pairs would run on the general kernel.
+    """
+    return a.dtype is b.dtype is torch.float8_e4m3fn and _hopper_streams(a, b, 16, SMALL_FP8, LARGE_FP8)
 
 
 def has_scaled_mm(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -105,14 +137,10 @@ def has_scaled_mm(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
         and out.stride(2) == 1
         and (a.stride(1) | b.stride(2) | out.stride(1)) % 16 == 0
         and (a.data_ptr() | b.data_ptr() | out.data_ptr()) % 16 == 0
-        and probes.get_compute_capability(a.device) >= (8, 9)
+        and capability(a) >= (8, 9)
     )
 
 
 def prefers_torch_fp8(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if torch multiplies fp8 ``a (batch, m, k)`` and ``b (batch, k, n)`` faster. CUDA tensors.
-
-    Our Hopper kernels have e4m3 on both sides; other pairs would run on the general kernel.
-    """
-    is_ours = a.dtype is b.dtype is torch.float8_e4m3fn and _hopper_streams(a, b, 16, SMALL_FP8, LARGE_FP8)
-    return not is_ours and has_scaled_mm(out, a, b)
+    """Return True if torch multiplies fp8 ``a (batch, m, k)`` and ``b (batch, k, n)`` faster. CUDA tensors."""
+    return not streams_fp8(a, b) and has_scaled_mm(out, a, b)

@@ -7,23 +7,24 @@ from typing import Optional
 
 import torch
 
-from .._runtime.arch import AMPERE_ON, CPU
+from .._runtime.allocation import allocate
+from .._runtime.arch import AMPERE_ON, CPU, capability_of
 from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.errors import ArgumentError
+from .._runtime.kept import KeptLaunches
 from .._runtime.requirements import backend_requirement, supported_compute_capability
-from .._runtime.shortcut import with_shortcut
 from ..api_logging import flashinfer_api
 from ..trace.templates.gemm_groupwise import (
     batch_deepgemm_fp8_nt_groupwise_trace,
     group_deepgemm_fp8_nt_groupwise_trace,
 )
-from . import shortcuts
 from .groupwise_checks import check_counts, check_deepgemm
-from .launch import CONTIGUOUS, MASKED, grouped_product, is_sm90
+from .launch import CONTIGUOUS, MASKED, grouped_launch, grouped_product, is_sm90
 
 __all__ = ["batch_deepgemm_fp8_nt_groupwise", "group_deepgemm_fp8_nt_groupwise"]
 
 _BF16, _E4M3 = torch.bfloat16, torch.float8_e4m3fn
+_BLOCKS, _HOPPER = (1, 128, 128), 90
 
 Granularity = tuple[int, int, int]
 
@@ -86,8 +87,39 @@ def _check_group_deepgemm(
     return True
 
 
+def _launch_contiguous(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indices: torch.Tensor,
+    out: Optional[torch.Tensor],
+    index: int,
+) -> Optional[torch.Tensor]:
+    if out is None:
+        m, n = a.shape[0], b.shape[1]
+        out = allocate((m, n), (n or 1, 1), _BF16, index)
+    elif out.dtype is not _BF16:
+        return None
+    return out if grouped_launch["fp8_block"](out, a, b, a_scale, b_scale, m_indices, CONTIGUOUS, 0, True) else None
+
+
+def _is_kept(a: torch.Tensor, granularity: Granularity) -> bool:
+    return (
+        not (is_traced() or compiler._is_compiling_flag)
+        and granularity == _BLOCKS
+        and capability_of[a.get_device()] == _HOPPER
+    )
+
+
+_contiguous_launches = KeptLaunches(
+    "scale_granularity_mnk, out_dtype, (index := a.get_device())",
+    passed="a, b, a_scale, b_scale, m_indices, out, index",
+)
+
+
 @flashinfer_api(trace=group_deepgemm_fp8_nt_groupwise_trace)
-@with_shortcut(shortcuts.group_deepgemm)
+@_contiguous_launches
 @backend_requirement(backend_checks={}, common_check=_check_group_deepgemm)
 def group_deepgemm_fp8_nt_groupwise(
     a: torch.Tensor,
@@ -136,14 +168,16 @@ def group_deepgemm_fp8_nt_groupwise(
     >>> y[0, 0].item(), y[128, 0].item()
     (128.0, 256.0)
     """
-    if out is None:
-        out = torch.empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16, device=a.device)
+    made = torch.empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16, device=a.device) if out is None else out
     try:
-        grouped_product(out, a, b, a_scale, b_scale, m_indices, CONTIGUOUS, 1, 128, 128)
+        grouped_product(made, a, b, a_scale, b_scale, m_indices, CONTIGUOUS, 1, 128, 128)
     except ArgumentError:
         _refuse_contiguous(a, b, a_scale, b_scale, m_indices, scale_granularity_mnk, out, out_dtype)
         raise
-    return out
+    if _is_kept(a, scale_granularity_mnk):
+        call = (a, b, a_scale, b_scale, m_indices, scale_granularity_mnk, out, out_dtype)
+        _contiguous_launches.keep(_launch_contiguous, "SM90", *call)
+    return made
 
 
 def _refuse_masked(
@@ -184,8 +218,33 @@ def _check_batch_deepgemm(
     return True
 
 
+def _launch_masked(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    masked_m: torch.Tensor,
+    expected_m: int,
+    out: Optional[torch.Tensor],
+    index: int,
+) -> Optional[torch.Tensor]:
+    if out is None:
+        (groups, m, _), n = a.shape, b.shape[1]
+        out = allocate((groups, m, n), ((m or 1) * (n or 1), n or 1, 1), _BF16, index)
+    elif out.dtype is not _BF16:
+        return None
+    is_taken = grouped_launch["fp8_block"](out, a, b, a_scale, b_scale, masked_m, MASKED, expected_m, True)
+    return out if is_taken else None
+
+
+_masked_launches = KeptLaunches(
+    "scale_granularity_mnk, out_dtype, expected_m < 1, (index := a.get_device())",
+    passed="a, b, a_scale, b_scale, masked_m, expected_m, out, index",
+)
+
+
 @flashinfer_api(trace=batch_deepgemm_fp8_nt_groupwise_trace)
-@with_shortcut(shortcuts.batch_deepgemm)
+@_masked_launches
 @backend_requirement(backend_checks={}, common_check=_check_batch_deepgemm)
 def batch_deepgemm_fp8_nt_groupwise(
     a: torch.Tensor,
@@ -237,11 +296,13 @@ def batch_deepgemm_fp8_nt_groupwise(
     >>> y[0, 3, 0].item(), y[1, 0, 0].item()
     (128.0, 256.0)
     """
-    if out is None:
-        out = torch.empty((*a.shape[:2], b.shape[1]), dtype=torch.bfloat16, device=a.device)
+    made = torch.empty((*a.shape[:2], b.shape[1]), dtype=torch.bfloat16, device=a.device) if out is None else out
     try:
-        grouped_product(out, a, b, a_scale, b_scale, masked_m, MASKED, 1, 128, 128, expected_m)
+        grouped_product(made, a, b, a_scale, b_scale, masked_m, MASKED, 1, 128, 128, expected_m)
     except ArgumentError:
         _refuse_masked(a, b, a_scale, b_scale, masked_m, expected_m, scale_granularity_mnk, out, out_dtype)
         raise
-    return out
+    if _is_kept(a, scale_granularity_mnk):
+        call = (a, b, a_scale, b_scale, masked_m, expected_m, scale_granularity_mnk, out, out_dtype)
+        _masked_launches.keep(_launch_masked, "SM90", *call)
+    return made

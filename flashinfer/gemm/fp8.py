@@ -3,35 +3,45 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Sequence
 
 import torch
 
-from .._runtime.arch import AMPERE_ON, CPU
+from .._runtime.allocation import allocate
+from .._runtime.arch import AMPERE_ON, CPU, capability_of
 from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.errors import ArgumentError
+from .._runtime.kept import KeptLaunches
 from .._runtime.requirements import backend_requirement, supported_compute_capability
-from .._runtime.shortcut import with_shortcut
 from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
 from ..trace.templates.gemm import bmm_fp8_trace
-from . import shortcuts
 from .checks import refuse_output, refuse_shapes
-from .decide import prefers_torch_fp8
-from .launch import product
-from .torch_product import torch_bmm_fp8
-from .tuning import tuned_bmm_fp8
+from .decide import LARGE_FP8, MANY_ROWS, SMALL_FP8, has_few_rows, prefers_torch_fp8, streams_fp8
+from .launch import dense_product, product
+from .torch_product import torch_bmm_fp8, torch_scaled_mm
+from .tuning import layout_facts, tuned_bmm_fp8
 
 __all__ = ["bmm_fp8"]
 
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _FP8 = (_E4M3, _E5M2)
 _OUTPUTS = (torch.bfloat16, torch.float16)
+_HOPPER = 90
 
 
 @register_custom_op("flashinfer::bmm_fp8", mutates_args=("out",))
-def _bmm_fp8(out: torch.Tensor, A: torch.Tensor, B: torch.Tensor, A_scale: torch.Tensor, B_scale: torch.Tensor) -> None:
-    if A.is_cuda and prefers_torch_fp8(out, A, B):
+def _bmm_fp8(
+    out: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    with_torch: Optional[bool],
+) -> None:
+    if A.is_cuda and with_torch is None:
+        with_torch = prefers_torch_fp8(out, A, B)
+    if A.is_cuda and with_torch:
         torch_bmm_fp8(out, A, B, A_scale, B_scale)
     else:
         product(out, A, B.mT, a_scale=A_scale, b_scale=B_scale)
@@ -91,8 +101,51 @@ def _serves(
     return True
 
 
+def _launch_own(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    dtype: torch.dtype,
+    out: Optional[torch.Tensor],
+    a_shape: Sequence[int],
+    b_shape: Sequence[int],
+    index: int,
+) -> Optional[torch.Tensor]:
+    if out is None:
+        (batch, m, _), n = a_shape, b_shape[2]
+        out = allocate((batch, m, n), ((m or 1) * (n or 1), n or 1, 1), dtype, index)
+    elif out.dtype is not dtype or len(a_shape) != 3:
+        return None
+    return out if dense_product["fp8"](out, A, B, A_scale, B_scale, None, True) else None
+
+
+def _launch_torch(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    dtype: torch.dtype,
+    out: Optional[torch.Tensor],
+    a_shape: Sequence[int],
+    b_shape: Sequence[int],
+    index: int,
+) -> Optional[torch.Tensor]:
+    return torch_scaled_mm(A, B, A_scale, B_scale, dtype, out, a_shape, b_shape)
+
+
+_launches = KeptLaunches(
+    "m if (m := (a_shape := A.shape)[1]) < MANY_ROWS else MANY_ROWS, (b_shape := B.shape), dtype, "
+    "(index := A.get_device()), "
+    "backend if backend != 'auto' else layout_facts(a_shape, b_shape, A, B, A_scale, B_scale, out)",
+    passed="A, B, A_scale, B_scale, dtype, out, a_shape, b_shape, index",
+    MANY_ROWS=MANY_ROWS,
+    layout_facts=layout_facts,
+)
+
+
 @flashinfer_api(trace=bmm_fp8_trace)
-@with_shortcut(shortcuts.bmm_fp8)
+@_launches
 @backend_requirement({"cublas": _serves, "cudnn": _serves}, common_check=_check_bmm_fp8)
 def bmm_fp8(
     A: torch.Tensor,
@@ -132,11 +185,21 @@ def bmm_fp8(
     >>> x, w = torch.randn(1, 4, 64).to(torch.float8_e4m3fn), torch.randn(1, 32, 64).to(torch.float8_e4m3fn)
     >>> y = flashinfer.bmm_fp8(x, w.mT, torch.tensor(0.5), torch.tensor(2.0), torch.bfloat16)
     """
-    if out is None:
-        a = A.shape
-        out = torch.empty((a[0], a[1], B.shape[2]), dtype=dtype, device=A.device)
-    if backend == "auto" and not (is_traced() or compiler._is_compiling_flag):
-        tuned_bmm_fp8(out, A, B, A_scale, B_scale, bmm_fp8.suitable_auto_backends.current())
-    else:
-        _bmm_fp8(out, A, B, A_scale, B_scale)
-    return out
+    made = torch.empty((*A.shape[:2], B.shape[2]), dtype=dtype, device=A.device) if out is None else out
+    if is_traced() or compiler._is_compiling_flag:
+        _bmm_fp8(made, A, B, A_scale, B_scale, None)
+        return made
+    if backend == "auto":
+        launch = tuned_bmm_fp8(made, A, B, A_scale, B_scale, bmm_fp8.suitable_auto_backends)
+        _launches.keep(launch, "auto", A, B, A_scale, B_scale, dtype, out, backend)
+        return made
+    capability = capability_of[A.get_device()]
+    with_torch = prefers_torch_fp8(made, A, B) if capability else None
+    _bmm_fp8(made, A, B, A_scale, B_scale, with_torch)
+    launch = None
+    if with_torch and not (capability == _HOPPER and has_few_rows(A, B, SMALL_FP8, LARGE_FP8)):
+        launch = _launch_torch  # for any layout that torch takes
+    elif not with_torch and capability == _HOPPER and (A.shape[0] > 1 or streams_fp8(A, B)):
+        launch = _launch_own
+    _launches.keep(launch, f"{with_torch=}", A, B, A_scale, B_scale, dtype, out, backend)
+    return made

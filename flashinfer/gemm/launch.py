@@ -8,6 +8,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from .._runtime.dispatch import NativeFunction, use_pdl
+from .._runtime.requirements import SuitableBackends
 from .._runtime.torch_ops import called, register_custom_op
 from ..jit.gemm import get_gemm_module, get_gemm_sm90_module, get_gemm_w4_sm90_module
 from .speak import speaking
@@ -21,8 +22,10 @@ __all__ = [
     "Sm90Functions",
     "W4Functions",
     "dense_product",
+    "grouped_launch",
     "grouped_product",
     "is_sm90",
+    "noting",
     "product",
     "sm90_kind",
 ]
@@ -47,8 +50,12 @@ class Sm90Functions(dict[str, Callable[..., Any]]):
         return self[kind]
 
 
-#: The product of ordinary matrices, which shortcuts call.
+#: The product of ordinary matrices: weights as callers pass them, because a view such as ``b.mT`` takes 1 us.
 dense_product = Sm90Functions("gemm_sm90_dense")
+
+
+#: The product of groups of rows.
+grouped_launch = Sm90Functions("gemm_sm90_grouped")
 
 
 class W4Functions(Sm90Functions):
@@ -57,6 +64,21 @@ class W4Functions(Sm90Functions):
     def __missing__(self, kind: str) -> Callable[..., Any]:
         self[kind] = getattr(get_gemm_w4_sm90_module(kind), self._name)
         return self[kind]
+
+
+def noting(launch: Optional[Callable[..., Any]], suitable: SuitableBackends) -> Optional[Callable[..., Any]]:
+    """Return a launch for ``backend="auto"``, which also notes the backends that suit now for each later call."""
+    if launch is None:
+        return None
+    names, launch_named = suitable.current(), launch
+
+    def launch_auto(*arguments: Any) -> Any:
+        result = launch_named(*arguments)
+        if result is not None:
+            suitable.note(names)
+        return result
+
+    return launch_auto
 
 
 _devices = Sm90Devices()

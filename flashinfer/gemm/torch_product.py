@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of torch (cuBLASLt). Those for shortcuts return the result, or None where torch would not give the same:
+"""Products of torch (cuBLASLt). Kept launches return the result, or None where torch would not give the same.
 
 Torch refuses shapes that do not fit, records gradients, and computes in another dtype under autocast.
 """
@@ -11,12 +11,10 @@ from typing import Any, Callable, Optional, Sequence
 import torch
 
 from .._runtime.allocation import reshaped
-from .._runtime.arch import AMPERE_ON
 
 __all__ = ["torch_bf16", "torch_bmm_fp8", "torch_product", "torch_scaled_mm"]
 
 _BF16, _E4M3 = torch.bfloat16, torch.float8_e4m3fn
-_SERVED = frozenset(AMPERE_ON)
 _is_grad_enabled = torch.is_grad_enabled  # an attribute of torch takes 0.05 us
 
 OptionalTensor = Optional[torch.Tensor]
@@ -28,15 +26,10 @@ def torch_product(
     b: torch.Tensor,
     out: OptionalTensor,
     out_dtype: torch.dtype,
-    shape: tuple[int, ...],
-    capability: int,
+    shape: Sequence[int],
 ) -> OptionalTensor:
     """Multiply bf16 matrices or batches with ``torch.mm`` or ``torch.bmm``; ``shape`` is that of the result."""
-    if (
-        capability not in _SERVED
-        or not (a.dtype is b.dtype is out_dtype is _BF16)
-        or (_is_grad_enabled() and (a.requires_grad or b.requires_grad))
-    ):
+    if not (a.dtype is b.dtype is out_dtype is _BF16) or (_is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return None
     if out is None:
         out = multiply(a, b)
@@ -55,21 +48,18 @@ def torch_scaled_mm(
     out: OptionalTensor,
     a_shape: Sequence[int],
     b_shape: Sequence[int],
-    capability: int,
 ) -> OptionalTensor:
     """Multiply e4m3 ``(1, m, k)`` and ``(1, k, n)`` with one scale for each. Reading a shape again takes 0.2 us."""
     (batch, m, k), (weights_batch, weights_k, n) = a_shape, b_shape
     a, b = A.stride(), B.stride()
     if (
-        capability not in _SERVED
-        or capability < 89
-        or not (A.dtype is B.dtype is _E4M3)
+        not (A.dtype is B.dtype is _E4M3)
         or not (A_scale.numel() == B_scale.numel() == 1)
         or not (batch == weights_batch == 1 and weights_k == k)
         or a[2] != 1
         or b[1] != 1
         or (k | n | a[1] | b[2]) % 16 != 0
-        or (out is not None and (out.shape != (1, m, n) or not out.is_contiguous()))
+        or (out is not None and (out.dtype is not dtype or out.shape != (1, m, n) or not out.is_contiguous()))
     ):
         return None
     tokens, weights = reshaped(A, (m, k), a[1:], 0), reshaped(B, (k, n), b[1:], 0)

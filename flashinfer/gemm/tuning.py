@@ -7,12 +7,17 @@ tactics of our runners are tiles (``tiles.py``).
 
 from __future__ import annotations
 
+import functools
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 
+from .._runtime.allocation import allocate
+from .._runtime.arch import AMPERE_ON, capability_of
+from .._runtime.probes import probes
+from .._runtime.requirements import SuitableBackends
 from ..autotuner import (
     AutoTuner,
     ConstraintSpec,
@@ -22,23 +27,29 @@ from ..autotuner import (
     TuningConfig,
     make_bucket_mapper,
 )
-from .auto_shortcuts import bf16_facts, fp8_facts
 from .decide import has_scaled_mm, prefers_torch_bf16, prefers_torch_fp8
-from .launch import is_sm90
-from .tiles import BY_RULE, product_with_tile, tile_tactics
-from .torch_product import torch_bf16, torch_bmm_fp8
+from .launch import BATCHED, Sm90Functions, dense_product, is_sm90
+from .tiles import BY_RULE, product_with_tile, tile_of, tile_tactics
+from .torch_product import torch_bf16, torch_bmm_fp8, torch_product, torch_scaled_mm
 
 __all__ = [
     "CublasLtBf16Runner",
     "CublasLtFp8Runner",
     "OwnBf16Runner",
     "OwnFp8Runner",
+    "bf16_facts",
     "choose_bf16",
     "choose_fp8",
+    "fp8_facts",
     "get_mm_bf16_cublaslt_module",
+    "layout_facts",
     "tuned_bmm_fp8",
     "tuned_mm_bf16",
 ]
+
+_HOPPER, _SERVED = 90, frozenset(AMPERE_ON)
+_with_tile = Sm90Functions("gemm_sm90_with_tile")
+OptionalTensor = Optional[torch.Tensor]
 
 _ROWS = tuple(2**i for i in range(15))  # 1 .. 16384 rows of tokens
 
@@ -151,17 +162,150 @@ def choose_fp8(inputs: list[Any], runners: Sequence[TunableRunner]) -> None:
     runner(inputs, tactic=tactic)
 
 
+def bf16_facts(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: OptionalTensor,
+    pdl: bool,
+    out: OptionalTensor,
+    out_dtype: torch.dtype,
+) -> tuple[Any, ...]:
+    """Return all that the choice for a bf16 product, and the names of backends that serve it, depend on."""
+    # fmt: off
+    return (
+        "bf16_gemm", a.shape, b.shape, b.stride(), out_dtype, a.get_device(), bias is None, not pdl, a.is_contiguous(),
+        out is None or out.is_contiguous(), probes.get_compute_capability,
+    )
+    # fmt: on
+
+
+def layout_facts(
+    a_shape: Sequence[int],
+    b_shape: Sequence[int],
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    out: OptionalTensor,
+) -> tuple[Any, ...]:
+    """Return what the choice for an fp8 product depends on besides sizes of weights, device and dtype of the result.
+
+    A scale has one element in any number of dimensions.
+    """
+    strides: tuple[int, ...] = ((a_shape[1] or 1) * (b_shape[2] or 1), b_shape[2] or 1, 1)
+    address = 0
+    if out is not None:  # what torch allocates is aligned
+        strides, address = out.stride(), out.data_ptr()
+    # fmt: off
+    return (
+        a_shape, A.stride(), B.stride(), strides, (A.data_ptr() | B.data_ptr() | address) % 16 == 0, A.dtype, B.dtype,
+        A_scale.ndim, B_scale.ndim,
+    )
+    # fmt: on
+
+
+def fp8_facts(
+    A: torch.Tensor, B: torch.Tensor, A_scale: torch.Tensor, B_scale: torch.Tensor, out: torch.Tensor
+) -> tuple[Any, ...]:
+    """Return all that the choice for an fp8 product depends on."""
+    layout = layout_facts(A.shape, B.shape, A, B, A_scale, B_scale, out)
+    return ("fp8_gemm", B.shape, out.dtype, A.get_device(), probes.get_compute_capability, *layout)
+
+
+def _own_product(
+    kind: str,
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: OptionalTensor,
+    b_scale: OptionalTensor,
+    bias: OptionalTensor,
+    tile: Optional[tuple[int, int, bool]],
+) -> OptionalTensor:
+    """Multiply with the tile of a tactic, or by the rule where it has none or the tile does not take the operands."""
+    if tile is not None and _with_tile[kind](
+        out, a, b.mT, a_scale, b_scale, bias, None, None, BATCHED, 1, *tile, 0, 0, True, False
+    ):
+        return out
+    return out if dense_product[kind](out, a, b, a_scale, b_scale, bias, True) else None
+
+
+def _kept_launch(
+    tuner: AutoTuner,
+    facts: tuple[Any, ...],
+    suitable: SuitableBackends,
+    index: int,
+    with_torch: Callable[..., OptionalTensor],
+    own: Callable[..., OptionalTensor],
+) -> Optional[Callable[..., OptionalTensor]]:
+    """Return a launch of the choice that the tuner keeps for ``facts``; None if it keeps none, or none is fast.
+
+    The launch is taken until results may have changed: the tuner then has another dictionary. A choice by the rule
+    counts as a miss each time, as a look-up would.
+    """
+    kept = tuner.kept
+    choice, capability = kept.get(facts), capability_of[index]
+    if choice is None or (capability not in _SERVED if choice.runner.with_torch else capability != _HOPPER):
+        return None
+    names, is_miss, tile = suitable.current(), not choice.is_known, tile_of(choice.tactic)
+    product = with_torch if choice.runner.with_torch else functools.partial(own, tile)
+
+    def launch_tuned(*arguments: Any) -> OptionalTensor:
+        now = AutoTuner.get()
+        if now.kept is not kept:
+            return None
+        out = product(*arguments)
+        if out is not None:
+            suitable.note(names)
+            now.stats.cache_misses += is_miss
+        return out
+
+    return launch_tuned
+
+
+def _torch_mm_bf16(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: OptionalTensor,
+    out: OptionalTensor,
+    out_dtype: torch.dtype,
+    a_shape: Sequence[int],
+    b_shape: Sequence[int],
+    index: int,
+) -> OptionalTensor:
+    return torch_product(torch.mm, a, b, out, out_dtype, (a_shape[0], b_shape[1])) if bias is None else None
+
+
+def _own_mm_bf16(
+    tile: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: OptionalTensor,
+    out: OptionalTensor,
+    out_dtype: torch.dtype,
+    a_shape: Sequence[int],
+    b_shape: Sequence[int],
+    index: int,
+) -> OptionalTensor:
+    if out is None:
+        m, n = a_shape[0], b_shape[1]
+        out = allocate((m, n), (n or 1, 1), out_dtype, index)
+    elif out.dtype is not out_dtype:
+        return None
+    return _own_product("bf16", out, a, b, None, None, bias, tile)
+
+
 def tuned_mm_bf16(
     out: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
-    bias: Optional[torch.Tensor],
+    bias: OptionalTensor,
     pdl: bool,
-    names: Sequence[str] = (),
-) -> None:
+    suitable: SuitableBackends,
+) -> Optional[Callable[..., OptionalTensor]]:
     """Write ``a @ b + bias`` to ``out`` with the runner that was measured fastest, or else by the rule.
 
-    ``names`` are the suitable backends, which are kept with the choice.
+    Returns what later calls of the same facts may launch, which also notes the backends that suit now.
     """
 
     def runners() -> list[TunableRunner]:
@@ -171,11 +315,45 @@ def tuned_mm_bf16(
             return [_cublaslt_bf16, _own_bf16] if is_first else [_own_bf16, _cublaslt_bf16]
         return [_own_bf16, _cublaslt_bf16] if is_plain else [_own_bf16]  # torch has no other product on the CPU
 
-    (m, k), n = a.shape, b.shape[1]
-    facts = bf16_facts(a, b, bias, pdl, out, out.dtype, (m, n, k), a.get_device())
+    tuner, facts = AutoTuner.get(), bf16_facts(a, b, bias, pdl, out, out.dtype)
     inputs = [a, b, bias, pdl, out, None]
-    runner, tactic = AutoTuner.get().choose_and_keep(facts, "bf16_gemm", runners, _BF16_CONFIG, inputs, names)
+    runner, tactic = tuner.choose_and_keep(facts, "bf16_gemm", runners, _BF16_CONFIG, inputs)
     runner(inputs, tactic=tactic)
+    return _kept_launch(tuner, facts, suitable, a.get_device(), _torch_mm_bf16, _own_mm_bf16)
+
+
+def _torch_bmm_fp8(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    dtype: torch.dtype,
+    out: OptionalTensor,
+    a_shape: Sequence[int],
+    b_shape: Sequence[int],
+    index: int,
+) -> OptionalTensor:
+    return torch_scaled_mm(A, B, A_scale, B_scale, dtype, out, a_shape, b_shape)
+
+
+def _own_bmm_fp8(
+    tile: Any,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    dtype: torch.dtype,
+    out: OptionalTensor,
+    a_shape: Sequence[int],
+    b_shape: Sequence[int],
+    index: int,
+) -> OptionalTensor:
+    if out is None:
+        (batch, m, _), n = a_shape, b_shape[2]
+        out = allocate((batch, m, n), ((m or 1) * (n or 1), n or 1, 1), dtype, index)
+    elif out.dtype is not dtype:
+        return None
+    return _own_product("fp8", out, A, B, A_scale, B_scale, None, tile)
 
 
 def tuned_bmm_fp8(
@@ -184,8 +362,8 @@ def tuned_bmm_fp8(
     B: torch.Tensor,
     A_scale: torch.Tensor,
     B_scale: torch.Tensor,
-    names: Sequence[str] = (),
-) -> None:
+    suitable: SuitableBackends,
+) -> Optional[Callable[..., OptionalTensor]]:
     """Write ``(A @ B) * A_scale * B_scale`` to ``out``, as :func:`tuned_mm_bf16` does."""
 
     def runners() -> list[TunableRunner]:
@@ -193,10 +371,11 @@ def tuned_bmm_fp8(
             return [_own_fp8]
         return [_cublaslt_fp8, _own_fp8] if prefers_torch_fp8(out, A, B) else [_own_fp8, _cublaslt_fp8]
 
-    facts = fp8_facts(A, B, A_scale, B_scale, A.shape, B.shape, out.dtype, out.stride(), out.data_ptr())
+    tuner, facts = AutoTuner.get(), fp8_facts(A, B, A_scale, B_scale, out)
     inputs = [A, B, A_scale, B_scale, out, None]
-    runner, tactic = AutoTuner.get().choose_and_keep(facts, "fp8_gemm", runners, _FP8_CONFIG, inputs, names)
+    runner, tactic = tuner.choose_and_keep(facts, "fp8_gemm", runners, _FP8_CONFIG, inputs)
     runner(inputs, tactic=tactic)
+    return _kept_launch(tuner, facts, suitable, A.get_device(), _torch_bmm_fp8, _own_bmm_fp8)
 
 
 @cache

@@ -8,14 +8,15 @@ from typing import Any, Callable, Optional
 import torch
 
 from .._compat.unsupported import UnsupportedError, needs
+from .._runtime.allocation import allocate
+from .._runtime.arch import capability_of
 from .._runtime.checks import is_float8
-from .._runtime.codegen_wrapper import wrap_with
+from .._runtime.codegen_wrapper import compiler, is_traced, wrap_with
 from .._runtime.errors import ArgumentError, BackendSupportedError
+from .._runtime.kept import KeptLaunches
 from .._runtime.requirements import backend_requirement, supported_compute_capability
-from .._runtime.shortcut import with_shortcut
 from ..api_logging import flashinfer_api
-from ..gemm import shortcuts
-from ..gemm.launch import PACKED, grouped_product
+from ..gemm.launch import PACKED, grouped_launch, grouped_product, noting
 from ..trace.templates.gemm_grouped import grouped_mm_bf16_trace, grouped_mm_fp8_trace
 from .cudnn import BF16_CCS, BLACKWELL_CCS, FP8_CCS, accept_bf16, accept_fp8
 
@@ -122,8 +123,28 @@ def _refuses_by_value(func: Callable[..., Any]) -> Callable[..., Any]:
     return wrap_with(func, _CALL, names, extra={"skip_check": False})
 
 
+_HOPPER = 90
+
+
+def _launch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    m_indptr: torch.Tensor,
+    out: Optional[torch.Tensor],
+    out_dtype: torch.dtype,
+    index: int,
+) -> Optional[torch.Tensor]:
+    if out is None:
+        m, n = a.shape[0], b.shape[1]
+        out = allocate((m, n), (n or 1, 1), out_dtype, index)
+    return out if grouped_launch["bf16"](out, a, b, None, None, m_indptr, PACKED, 0, True) else None
+
+
+_launches = KeptLaunches("backend, (index := a.get_device())", passed="a, b, m_indptr, out, out_dtype, index")
+
+
 @flashinfer_api(trace=grouped_mm_bf16_trace)
-@with_shortcut(shortcuts.grouped_mm_bf16)
+@_launches
 @_refuses_by_value
 @backend_requirement(backend_checks={"cudnn": accept_bf16}, common_check=_check_grouped_mm_bf16)
 def grouped_mm_bf16(
@@ -162,10 +183,12 @@ def grouped_mm_bf16(
     torch.Tensor
         ``(cum_m, n)``.
     """
-    if out is None:
-        out = a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
-    grouped_product(out, a, b, None, None, m_indptr, PACKED)
-    return out
+    made = a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype) if out is None else out
+    grouped_product(made, a, b, None, None, m_indptr, PACKED)
+    if not (is_traced() or compiler._is_compiling_flag) and capability_of[a.get_device()] == _HOPPER:
+        launch = noting(_launch, grouped_mm_bf16.suitable_auto_backends) if backend == "auto" else _launch
+        _launches.keep(launch, "SM90", a, b, m_indptr, out, out_dtype, backend, tactic)
+    return made
 
 
 @flashinfer_api(trace=grouped_mm_fp8_trace)

@@ -12,9 +12,9 @@ import pytest
 
 import flashinfer
 from flashinfer import gemm
-from flashinfer._runtime.shortcut import capability_of
+from flashinfer._runtime.arch import capability_of
 from flashinfer.autotuner import AutoTuner
-from flashinfer.gemm import shortcuts
+from flashinfer.gemm import bf16, fp8, launch
 
 from ..gemm.stand_ins import Native
 
@@ -49,9 +49,10 @@ def test_own_entries_run_our_kernels(script, monkeypatch):
     native = Native()
     monkeypatch.setitem(capability_of, -1, 90)
     for kind in ("bf16", "fp8"):
-        monkeypatch.setitem(shortcuts.dense_product, kind, native)
+        monkeypatch.setitem(launch.dense_product, kind, native)
     calls = script.FAMILIES["dense"]("cpu")
     for name in ("mm_bf16 own", "mm_bf16 own out=", "bmm_bf16 own", "bmm_bf16 auto", "bmm_fp8 own", "bmm_fp8 own out="):
+        calls[name]()  # the checked way, which keeps the launch
         native.calls.clear()
         calls[name]()
         assert len(native.calls) == 1, name
@@ -59,6 +60,8 @@ def test_own_entries_run_our_kernels(script, monkeypatch):
         native.calls.clear()
         calls[name]()
         assert not native.calls, name
+    for launches in (bf16._mm_launches, bf16._bmm_launches, fp8._launches):
+        launches.clear()  # of CPU tensors
 
 
 def test_every_product_has_an_entry(script):

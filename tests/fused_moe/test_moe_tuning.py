@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashinfer import autotune
-from flashinfer._runtime.shortcut import capability_of
+from flashinfer._runtime.arch import capability_of
 from flashinfer.autotuner import AutoTuner
 from flashinfer.fused_moe import cutlass_fused_moe
 from flashinfer.fused_moe.cutlass import call as cutlass_op

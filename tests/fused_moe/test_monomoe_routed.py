@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashinfer import RoutingMethodType
-from flashinfer._runtime.shortcut import capability_of
+from flashinfer._runtime.arch import capability_of
 from flashinfer.fused_moe import cutlass_fused_moe, mono_moe, monomoe, route_tokens
 from flashinfer.trace.templates.monomoe import mono_moe_trace
 

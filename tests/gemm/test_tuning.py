@@ -14,6 +14,7 @@ import torch
 
 import flashinfer
 from flashinfer import utils
+from flashinfer._runtime.requirements import SuitableBackends
 from flashinfer.autotuner import AutoTuner, autotune
 from flashinfer.gemm import tiles, tuning
 from flashinfer.gemm.launch import is_sm90
@@ -139,7 +140,7 @@ def orders(monkeypatch):
 )
 def test_order_of_bf16_runners(orders, m, n, k, has_bias, out_dtype, is_ours_first):
     a, b, bias = on_cuda(m, k, dtype=BF16), on_cuda(n, k, dtype=BF16).T, on_cuda(n, dtype=BF16) if has_bias else None
-    tuning.tuned_mm_bf16(on_cuda(m, n, dtype=out_dtype), a, b, bias, False)
+    tuning.tuned_mm_bf16(on_cuda(m, n, dtype=out_dtype), a, b, bias, False, SuitableBackends())
     expected = [tuning._own_bf16, tuning._cublaslt_bf16]
     assert orders == [expected if is_ours_first else expected[::-1]]
 
@@ -147,7 +148,7 @@ def test_order_of_bf16_runners(orders, m, n, k, has_bias, out_dtype, is_ours_fir
 @pytest.mark.parametrize("n, is_ours_first", [(2560, True), (2544, False)])
 def test_order_of_fp8_runners(orders, n, is_ours_first):
     a, b, one = on_cuda(1, 8, 4096, dtype=E4M3), on_cuda(1, n, 4096, dtype=E4M3).mT, torch.ones(())
-    tuning.tuned_bmm_fp8(on_cuda(1, 8, n, dtype=BF16), a, b, one, one)
+    tuning.tuned_bmm_fp8(on_cuda(1, 8, n, dtype=BF16), a, b, one, one, SuitableBackends())
     expected = [tuning._own_fp8, tuning._cublaslt_fp8]
     assert orders == [expected if is_ours_first else expected[::-1]]
 

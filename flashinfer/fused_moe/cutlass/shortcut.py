@@ -13,7 +13,7 @@ from typing import Optional, Sequence, Union
 import torch
 
 from ..._runtime.allocation import allocate
-from ..._runtime.shortcut import capability_of
+from ..._runtime.arch import capability_of
 from ...autotuner import AutoTuner
 from ...tllm_enums import ActivationType
 from .call import native_fused_moe, sm90_product, w4_product

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shortcuts of ``backend="auto"`` (``gemm/auto_shortcuts.py``): the tuner's choice without asking the tuner again.
+"""Kept launches of ``backend="auto"``: the tuner's choice without asking the tuner again.
 
-CPU tensors stand for those of a Hopper here, and the native functions are replaced, as in test_shortcuts.py. The first
+CPU tensors stand for those of a Hopper here, and the native functions are replaced, as in test_launches.py. The first
 call of a size is computed by the CPU kernel, because the checks know where the tensors are.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 from types import SimpleNamespace
 
@@ -17,22 +16,24 @@ import torch
 
 import flashinfer
 from flashinfer import utils
+from flashinfer._runtime.arch import capability_of
 from flashinfer._runtime.requirements import SuitableBackends
-from flashinfer._runtime.shortcut import capability_of
 from flashinfer.autotuner import AutoTuner, autotune
-from flashinfer.autotuner.profiles import shapes_of
-from flashinfer.gemm import auto_shortcuts, tiles, tuning
-from flashinfer.gemm import decide as routes
-from flashinfer.gemm.auto_shortcuts import bf16_facts, fp8_facts
+from flashinfer.gemm import bf16, fp8, launch, tiles, tuning
 
 from ..autotuner.sleeper import record_choices
 from ..fresh_process import run_python
 from ..hopper.devices import needs_hopper
-from .references import BF16, E4M3, E5M2, FP16, FP32, operand
+from .references import BF16, E4M3, FP16, FP32, operand
 from .stand_ins import Native
 
 TILE = (3, 2, True)
 ROWS = 8
+
+
+def forget():
+    for launches in (bf16._mm_launches, bf16._bmm_launches, fp8._launches):
+        launches.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,9 @@ def tuner(monkeypatch):
     """Give each test a new tuner."""
     found = AutoTuner(warmup=1, repeat=1)
     monkeypatch.setattr(AutoTuner, "_instance", found)
-    return found
+    forget()
+    yield found
+    forget()
 
 
 @pytest.fixture
@@ -54,8 +57,8 @@ def native(monkeypatch):
     found = SimpleNamespace(rule=Native(), tile=Native(), torch=[])
     monkeypatch.setitem(capability_of, -1, 90)
     for kind in ("bf16", "fp8"):
-        monkeypatch.setitem(auto_shortcuts.dense_product, kind, found.rule)
-        monkeypatch.setitem(auto_shortcuts._with_tile, kind, found.tile)
+        monkeypatch.setitem(launch.dense_product, kind, found.rule)
+        monkeypatch.setitem(tuning._with_tile, kind, found.tile)
     refuse = {kind: lambda *arguments: False for kind in ("bf16", "fp8")}
     monkeypatch.setattr(tiles, "_gemm_with_tile", refuse)  # the checked way then runs the CPU kernel
     real_mm = torch.mm
@@ -120,6 +123,7 @@ def test_later_calls_go_straight(native, asked, op, by_position, is_given):
 def test_batched_bf16_has_nothing_to_ask(native, asked):
     a, b = torch.empty(16, ROWS, 768, dtype=BF16), torch.empty(16, 768, 768, dtype=BF16).mT  # our kernel is faster
     for backend in ("auto", "cudnn", "cutile"):
+        flashinfer.bmm_bf16(a, b, backend=backend)
         assert (flashinfer.bmm_bf16(a, b, backend=backend) == 1).all()
     assert not asked and len(native.rule.calls) == 3
 
@@ -175,7 +179,7 @@ CASES = [(op, i, tactic) for op in OPS for i, tactic in ((0, 0), (1, 0), (1, TIL
 @pytest.mark.parametrize("is_loaded", [False, True])
 @pytest.mark.parametrize("is_given", [False, True])
 def test_measured_choices(native, asked, tuner, monkeypatch, tmp_path, op, winner, tactic, is_loaded, is_given):
-    """Check that the shortcut runs the runner and the tactic that were measured, or read from a file."""
+    """Check that the launch runs the runner and the tactic that were measured, or read from a file."""
     runner, path = WINNERS[op][winner], tmp_path / "tuned.json"
     if op == "fp8_gemm":  # CPU tensors have one runner there
         real = AutoTuner.choose_and_keep
@@ -185,6 +189,7 @@ def test_measured_choices(native, asked, tuner, monkeypatch, tmp_path, op, winne
             lambda self, facts, op, runners, *others: real(self, facts, op, lambda: list(WINNERS[op]), *others),
         )
     win(monkeypatch, runner, tactic)
+    monkeypatch.setattr(type(runner), "get_valid_tactics", lambda *others: [0, TILE])  # those of a Hopper
     given = {"out": torch.empty(OPS[op], dtype=BF16)} if is_given else {}
     with autotune(cache=path):
         call(op, **given)
@@ -227,19 +232,23 @@ def test_a_tile_that_does_not_take_the_operands(native, monkeypatch, op):
 
 def test_other_capabilities(native, monkeypatch, asked):
     """Check that our Hopper kernel runs on Hopper only, and torch's product from Ampere on."""
-    call("bf16_gemm")
-    monkeypatch.setitem(capability_of, -1, 80)
-    call("bf16_gemm")
-    assert not native.rule.calls and len(asked) == 1
+    for capability, count in ((80, 0), (90, 1), (100, 0), (75, 0), (0, 0)):
+        forget()
+        monkeypatch.setitem(capability_of, -1, capability)
+        native.rule.calls.clear()
+        for _ in range(2):
+            call("bf16_gemm")
+        assert len(native.rule.calls) == count and asked == ["bf16_gemm"]
     win(monkeypatch, tuning._cublaslt_bf16, 0)
     with autotune():
         call("bf16_gemm")
-    for capability, count in ((80, 1), (100, 1), (75, 1), (0, 1)):  # the checked way calls torch too
+    for capability, count in ((90, 1), (80, 1), (100, 1), (75, 0), (0, 0)):
+        forget()
         monkeypatch.setitem(capability_of, -1, capability)
         call("bf16_gemm")
         native.torch.clear()
         call("bf16_gemm")
-        assert len(native.torch) == count
+        assert len(native.torch) == 1 and len(bf16._mm_launches) == count, "the checked way calls torch too"
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -349,54 +358,19 @@ def test_wrong_calls_are_refused(native, monkeypatch, change):
     def refuse(*arguments):
         raise ValueError("native code refuses this")
 
-    monkeypatch.setitem(auto_shortcuts.dense_product, "bf16", refuse)
+    monkeypatch.setitem(launch.dense_product, "bf16", refuse)
     with pytest.raises(ValueError, match="mm_bf16: "):
         flashinfer.mm_bf16(a, b, backend="auto", **change)
 
 
-def test_facts_of_bf16_have_what_the_rule_reads(monkeypatch):
-    monkeypatch.setattr(utils, "get_compute_capability", lambda device: (9, 0))
-    runs = {}
-    for m, n, k, is_k_major, is_plain in itertools.product(
-        (1, 32, 33, 64, 65), (64, 4096, 4095), (4096, 4090, 256), (True, False), (True, False)
-    ):
-        a = torch.empty(m, k, dtype=BF16)
-        b = torch.empty(n, k, dtype=BF16).T if is_k_major else torch.empty(k, n, dtype=BF16)
-        prefers_torch = routes.prefers_torch_bf16(a, b, is_plain=is_plain)
-        for bias, dtype in [(None, BF16)] if is_plain else [(b[0], BF16), (None, FP32), (b[0], FP16)]:
-            facts = bf16_facts(a, b, bias, False, None, dtype, (m, n, k), -1)
-            assert runs.setdefault(facts, prefers_torch) == prefers_torch
-    assert set(runs.values()) == {True, False}
-
-
-def test_facts_of_fp8_have_what_the_rule_and_the_key_read(monkeypatch):
-    """Check pairs of calls: where the runners, their order or the key of a result differ, so do the facts."""
-    monkeypatch.setattr(utils, "get_compute_capability", lambda device: (9, 0))
-    space = torch.empty(1 << 24, dtype=torch.uint8)
-    seen = {}
-    for m, n, shift, row, k_major, b_dtype, dtype, gap, scale in itertools.product(
-        (8, 64), (64, 40960), (0, 1), (256, 264), (True, False), (E4M3, E5M2), (BF16, FP16), (0, 8), ((), (1,))
-    ):
-        a = space[shift:].view(E4M3).as_strided((1, m, 256), (m * row, row, 1))
-        b = space.view(b_dtype).as_strided((1, 256, n), (1, 1, 256) if k_major else (1, n, 1))
-        out = space.view(dtype).as_strided((1, m, n), (m * (n + gap), n + gap, 1))
-        scales = torch.ones(scale), torch.ones(())
-        facts = fp8_facts(a, b, *scales, a.shape, b.shape, dtype, out.stride(), out.data_ptr())
-        inputs = [a, b, *scales, out, None]
-        runs = routes.has_scaled_mm(out, a, b), routes.prefers_torch_fp8(out, a, b)
-        key = AutoTuner.get()._keys("fp8_gemm", [tuning._own_fp8], shapes_of(inputs), tuning._FP8_CONFIG, inputs)
-        assert seen.setdefault(facts, (runs, key)) == (runs, key)
-    assert {runs for runs, _ in seen.values()} == {(True, True), (True, False), (False, False)}
-
-
 PROGRAM = """
 import torch, flashinfer
-from flashinfer._runtime.shortcut import capability_of
-from flashinfer.gemm import auto_shortcuts
+from flashinfer._runtime.arch import capability_of
+from flashinfer.gemm import launch
 
 calls = []
 capability_of[-1] = 90
-auto_shortcuts.dense_product["bf16"] = lambda *arguments: calls.append(arguments) or True
+launch.dense_product["bf16"] = lambda *arguments: calls.append(arguments) or True
 b = torch.randn(32, 64).bfloat16().T
 for _ in range(3):
     flashinfer.mm_bf16(torch.randn(4, 64).bfloat16(), b, backend="auto")

@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shortcuts of the products (``gemm/shortcuts.py``).
+"""Kept launches of the products: the second call of the same facts takes what the first one chose, without checks.
 
 CPU tensors stand for those of a Hopper here, and the native functions are replaced: each test sees which calls go
-straight to them, with which arguments, and that all others behave as without a shortcut.
+straight to them, with which arguments, and that all others run the checks. First calls are computed by the CPU.
 """
 
 from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import flashinfer
 from flashinfer import gemm, utils
-from flashinfer._runtime.arch import get_compute_capability
+from flashinfer._runtime import kept
+from flashinfer._runtime.arch import capability_of, get_compute_capability
 from flashinfer._runtime.errors import ArgumentError, BackendSupportedError
-from flashinfer._runtime.shortcut import capability_of, with_shortcut
-from flashinfer.gemm import decide as routes
-from flashinfer.gemm import shortcuts
+from flashinfer.gemm import bf16 as family
+from flashinfer.gemm import blockscale, decide, deepgemm, fp8, launch
+from flashinfer.grouped_mm import core
 
 from ..hopper.devices import needs_hopper
 from .references import BF16, E4M3, E5M2, FP16, FP32, block_scales, operand
@@ -25,22 +29,34 @@ from .stand_ins import Native
 INT32 = torch.int32
 
 
+KEPT = (family._mm_launches, family._bmm_launches, fp8._launches, blockscale._launches)
+KEPT += (deepgemm._contiguous_launches, deepgemm._masked_launches, core._launches)
+
+
+def forget():
+    for launches in KEPT:
+        launches.clear()
+
+
 @pytest.fixture
 def native_from_limits(monkeypatch):
     """Pretend that CPU tensors are on a Hopper; return what all native functions are replaced by."""
     function = Native()
     monkeypatch.setitem(capability_of, -1, 90)
-    for functions in (shortcuts.dense_product, shortcuts._grouped, shortcuts._blockscale):
+    for functions in (launch.dense_product, launch.grouped_launch, blockscale._blockscale):
         for kind in ("bf16", "fp8", "fp8_block"):
             monkeypatch.setitem(functions, kind, function)
-    return function
+    forget()
+    yield function
+    forget()
 
 
 @pytest.fixture
 def native(native_from_limits, monkeypatch):
     """Let few rows take the native functions for the few weights of these tests too."""
-    monkeypatch.setattr(shortcuts, "SMALL_BF16", 0)
-    monkeypatch.setattr(shortcuts, "SMALL_FP8", 0)
+    for name in ("SMALL_BF16", "SMALL_FP8"):
+        monkeypatch.setattr(decide, name, 0)
+    monkeypatch.setattr(fp8, "SMALL_FP8", 0)
     return native_from_limits
 
 
@@ -112,8 +128,9 @@ def on(device, value):
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("is_given", [False, True])
-def test_ordinary_calls_go_straight(native, name, is_given):
+def test_second_calls_go_straight(native, name, is_given):
     function, args, kwargs, shape, dtype = calls()[name]
+    assert not (function(*args, **kwargs) == 1).all() and not native.calls
     given = torch.zeros(shape, dtype=dtype) if is_given else None
     result = function(*args, **kwargs, out=given)
     assert result is given or not is_given
@@ -127,13 +144,12 @@ def test_ordinary_calls_go_straight(native, name, is_given):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_native_code_leaves_is_computed_as_without_a_shortcut(native, name, monkeypatch):
+def test_what_native_code_leaves_is_computed_by_the_checked_way(native, name):
     function, args, kwargs, shape, _ = calls()[name]
+    expected = function(*args, **kwargs)
     native.takes = False
     result = function(*args, **kwargs)
     assert native.calls, "the native function was not asked"
-    monkeypatch.setitem(capability_of, -1, 0)
-    expected = function(*args, **kwargs)
     assert result.shape == shape and result.dtype is expected.dtype
     rows = slice(7) if name == "batch_deepgemm" else slice(None)  # others are not written
     torch.testing.assert_close(result[..., rows, :], expected[..., rows, :], rtol=0, atol=0)
@@ -146,29 +162,37 @@ def test_errors_are_those_of_the_checks(native, name, wrong, monkeypatch):
         raise ArgumentError("native code refuses this")
 
     function, args, kwargs, *_ = calls()[name]
+    function(*args, **kwargs)  # a launch is kept
     args = (args[0][..., :-1] if wrong == "shape" else wrong, *args[1:])
-    for functions in (shortcuts.dense_product, shortcuts._grouped, shortcuts._blockscale):
+    for functions in (launch.dense_product, launch.grouped_launch, blockscale._blockscale):
         for kind in ("bf16", "fp8", "fp8_block"):
             monkeypatch.setitem(functions, kind, refuse)
     texts = []
-    for capability in (90, 0):
-        monkeypatch.setitem(capability_of, -1, capability)
+    for _ in range(2):
         with pytest.raises(Exception) as failure:
             function(*args, **kwargs)
         texts.append((failure.type, str(failure.value)))
+        forget()
     assert texts[0] == texts[1]
     assert "native code" not in texts[0][1]
 
 
-@pytest.mark.parametrize("probe", ["get_compute_capability", "device_support_pdl"])
-def test_a_replaced_probe_is_asked(native, monkeypatch, probe):
-    monkeypatch.setattr(utils, probe, lambda device: False)
-    flashinfer.mm_bf16(bf16(8, 256), bf16(64, 256).T)
-    assert not native.calls
+@pytest.mark.parametrize("probe, answer", [("get_compute_capability", (8, 0)), ("device_support_pdl", False)])
+def test_a_replaced_probe_is_asked(native, monkeypatch, probe, answer):
+    a, b = bf16(8, 256), bf16(64, 256).T
+    flashinfer.mm_bf16(a, b)
+    with monkeypatch.context() as patches:
+        patches.setattr(utils, probe, lambda device: answer)
+        flashinfer.mm_bf16(a, b)
+        flashinfer.mm_bf16(bf16(9, 256), b)
+        assert not native.calls and len(family._mm_launches) == 1, "what was chosen meanwhile is not kept"
+    flashinfer.mm_bf16(a, b)
+    assert len(native.calls) == 1
 
 
 def test_compiled_calls_do_not_go_straight(native):
     a, b = bf16(8, 256), bf16(64, 256).T
+    flashinfer.mm_bf16(a, b)
     compiled = torch.compile(lambda a, b: flashinfer.mm_bf16(a, b), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(a, b), a @ b, rtol=2**-6, atol=2**-6)
     assert not native.calls
@@ -182,6 +206,7 @@ def test_many_rows_go_to_torch(native, monkeypatch, capability):
     monkeypatch.setattr(torch, "mm", lambda *args, **kwargs: made.append(args) or real(*args, **kwargs))
     out = torch.empty(64, 64, dtype=BF16)
     for backend in ("cudnn", "cublaslt", "cutile"):
+        flashinfer.mm_bf16(a, b, backend=backend)
         made.clear()
         assert flashinfer.mm_bf16(a, b, backend=backend).equal(real(a, b))
         assert flashinfer.mm_bf16(a, b, out=out, backend=backend) is out
@@ -203,42 +228,37 @@ def torch_calls(monkeypatch):
     return made
 
 
-@pytest.fixture(scope="module")
-def space():
-    """Return memory for the largest operands, which is never touched."""
-    return torch.empty(1 << 27, dtype=torch.uint8)
-
-
-#: Batch entries, n and k on both sides of each limit.
-WEIGHTS = [(1, 3072, 3072), (1, 3056, 3072), (1, 2560, 4096), (1, 2544, 4096), (16, 768, 768), (15, 768, 768)]
-WEIGHTS += [(1, 12208, 4096), (1, 12192, 4096), (1, 6848, 4096), (1, 6832, 4096)]
-
-
-@pytest.mark.parametrize("batch, n, k", WEIGHTS)
-@pytest.mark.parametrize(
-    "name, backend", [("mm_bf16", "cudnn"), ("bmm_bf16", "cudnn"), ("bmm_bf16", "auto"), ("bmm_fp8", "cudnn")]
-)
-def test_the_rule_is_that_of_routes(native_from_limits, torch_calls, space, monkeypatch, name, backend, batch, n, k):
-    is_fp8 = name == "bmm_fp8"
-    dtype, others = (E4M3, (torch.ones(()), torch.ones(()), BF16)) if is_fp8 else (BF16, ())
-    leading = () if name == "mm_bf16" else (batch,)
-    b = space.view(dtype)[: batch * n * k].view(batch, n, k)[slice(None) if leading else 0].mT
-    for m in (1, 32, 33, 64, 65):
-        a, out = torch.empty(*leading, m, k, dtype=dtype), torch.empty(*leading, m, n, dtype=BF16)
-        with monkeypatch.context() as patches:  # only here: a shortcut does not run with a replaced probe
-            patches.setattr(utils, "get_compute_capability", lambda device: (9, 0))
-            prefers_torch = (
-                routes.prefers_torch_fp8(out, a, b) if is_fp8 else routes.prefers_torch_bf16(a, b, is_plain=True)
-            )
-        native_from_limits.calls.clear()
+def test_a_choice_does_not_depend_on_earlier_layouts(native_from_limits, torch_calls):
+    """Check weights that our kernel streams if they are K-major, after calls with the others, and the other way."""
+    space = torch.empty(3072 * 3072, dtype=BF16)
+    by_rows, by_columns = space.view(3072, 3072), space.view(3072, 3072).T
+    a = torch.empty(4, 3072, dtype=BF16)
+    for order in ((by_rows, by_columns), (by_columns, by_rows)):
+        forget()
+        for b in order * 2:
+            native_from_limits.calls.clear()
+            flashinfer.mm_bf16(a, b)
+        flashinfer.mm_bf16(a, by_columns)
+        assert native_from_limits.calls, "K-major weights are ours"
+        native_from_limits.takes = False  # as for rows
         torch_calls.clear()
-        getattr(flashinfer, name)(a, b, *others, backend=backend)
-        assert (len(torch_calls), len(native_from_limits.calls)) == ((1, 0) if prefers_torch else (0, 1)), m
+        assert flashinfer.mm_bf16(a, by_rows).shape == (4, 3072)
+        native_from_limits.takes = True
+
+
+def test_any_number_of_many_rows_has_one_choice(native_from_limits, torch_calls):
+    b = bf16(64, 256).T
+    for m in (64, 65, 66, 1000):
+        flashinfer.mm_bf16(bf16(m, 256), b)
+    assert len(family._mm_launches) == 2
+    torch_calls.clear()
+    assert flashinfer.mm_bf16(bf16(77, 256), b).shape == (77, 64) and len(torch_calls) == 1
 
 
 @pytest.mark.parametrize("name", ["mm_bf16", "bmm_bf16", "bmm_fp8"])
 def test_few_weights_go_to_torch(native_from_limits, torch_calls, name):
     function, args, kwargs, shape, dtype = calls()[name]
+    function(*args, **kwargs)
     for out in (None, torch.empty(shape, dtype=dtype)):
         torch_calls.clear()
         result = function(*args, **kwargs, out=out)
@@ -249,12 +269,14 @@ def test_few_weights_go_to_torch(native_from_limits, torch_calls, name):
 @pytest.mark.parametrize("name", ["mm_bf16 to fp32", "mm_bf16 with bias", "bmm_bf16 to fp32", "bmm_fp8 of a batch"])
 def test_few_weights_of_other_products_are_ours(native_from_limits, torch_calls, name):
     function, args, kwargs, *_ = calls()[name]
+    function(*args, **kwargs)
     assert (function(*args, **kwargs) == 1).all()
     assert len(native_from_limits.calls) == 1 and not torch_calls
 
 
 def test_gradients_are_not_recorded(native):
     a, b = bf16(64, 256).requires_grad_(), bf16(64, 256).T
+    flashinfer.mm_bf16(a.detach(), b)
     assert not flashinfer.mm_bf16(a, b).requires_grad
     with torch.no_grad():
         assert flashinfer.mm_bf16(a, b).equal(torch.mm(a, b))
@@ -262,6 +284,7 @@ def test_gradients_are_not_recorded(native):
 
 def test_autocast_does_not_change_the_dtype(native):
     a, b = bf16(64, 256), bf16(64, 256).T
+    flashinfer.mm_bf16(a, b)
     with torch.autocast("cpu", dtype=FP16):
         assert torch.mm(a, b).dtype is FP16
         assert flashinfer.mm_bf16(a, b).dtype is BF16
@@ -279,6 +302,7 @@ def test_autocast_does_not_change_the_dtype(native):
 )
 @pytest.mark.parametrize("rows", [8, 64])
 def test_what_no_backend_takes_is_refused(native, change, rows):
+    flashinfer.mm_bf16(bf16(rows, 256), bf16(64, 256).T)
     native.takes = "backend" in change  # native code compares shapes and dtypes, and knows no backends
     if "out" in change:
         change = {"out": change["out"].repeat(rows // 8, 1)}
@@ -286,9 +310,15 @@ def test_what_no_backend_takes_is_refused(native, change, rows):
         flashinfer.mm_bf16(bf16(rows, 256), bf16(64, 256).T, **change)
 
 
-def test_a_shortcut_has_parameters_of_its_function():
-    with pytest.raises(TypeError, match=r"must have parameters of mm_bf16, got \{'c'\}"):
-        with_shortcut(lambda c: None)(flashinfer.mm_bf16)
+def test_the_log_tells_the_choice(native, monkeypatch, caplog):
+    monkeypatch.setattr(kept, "knobs", SimpleNamespace(log_level=3))
+    logger = logging.getLogger("flashinfer.api")
+    monkeypatch.setattr(logger, "propagate", True)
+    with caplog.at_level(logging.INFO, "flashinfer.api"):
+        for _ in range(3):
+            flashinfer.mm_bf16(bf16(8, 256), bf16(64, 256).T)
+    (line,) = set(caplog.messages)
+    assert line.startswith("mm_bf16 (8, ") and line.endswith("-> launch_own (with_torch=False)")
 
 
 def cuda_calls():
@@ -323,6 +353,7 @@ def cuda_calls():
 def test_same_bits_as_checked_calls(monkeypatch, is_given):
     for name, (function, args, kwargs) in cuda_calls().items():
         monkeypatch.undo()
+        function(*args, **kwargs)
         result = function(*args, **kwargs)
         monkeypatch.setattr(utils, "get_compute_capability", lambda device: get_compute_capability(device))
         expected = function(*args, **kwargs, out=torch.zeros_like(result) if is_given else None)
