@@ -1,147 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call of every API, as definitions. Writes to ``fi_trace_out`` beside this file, or to the folder given:
+"""One call of every API, as definitions.
 
-    python tests/trace/example.py [folder]
+    python tests/trace/example.py            rewrites the files of ``fi_trace_out`` beside this file
+    python tests/trace/example.py FOLDER     writes every definition in full to a folder
 
 No GPU is needed: a trace reads shapes and dtypes, so meta tensors do. The files are committed, and a test compares
-them with what this program writes; run it again after changing a template or a reference. It writes
+them with what this program makes; run it again after changing a template or a reference. It writes the definition of
+one call of each family, and a hash of every definition:
 
-    append_paged_kv_cache_hnd_pair_h8_d128_ps16.json
     append_paged_kv_cache_kv8_d128_ps16.json
-    append_paged_kv_cache_nhd_h8_d128_ps16.json
-    append_paged_mla_kv_cache_ckv512_kpe64.json
-    batch_deepgemm_fp8_nt_groupwise_n512_k2048.json
-    bgmv_moe_expand_h1536_r16.json
-    bgmv_moe_gemm1_lora_delta_h2048_k8_e128.json
-    bgmv_moe_gemm2_lora_delta_i768_k8_e128.json
-    bgmv_moe_h2048_r16_f768_e128.json
-    bgmv_moe_shrink_h2048_r16.json
-    block_scale_interleave.json
-    bmm_bf16_n512_k128.json
-    bmm_fp8_n512_k2048.json
-    chain_speculative_sampling_v128256.json
-    checkpointing_ssu_t4_l20_h32_d64_g2_n128.json
     concat_mla_k_h128_nope128_rope64_d192.json
-    cutlass_fused_moe_fp8_block_topk8_e32_h1024_i512.json
-    cutlass_fused_moe_fp8_per_expert_topk8_e32_h1024_i512.json
-    cutlass_fused_moe_fp8_topk8_e32_h1024_i512.json
-    cutlass_fused_moe_int4_fp8_topk8_e32_h1024_pi256.json
-    cutlass_fused_moe_mxfp4_fp8_topk8_e32_h1024_pi256.json
-    cutlass_fused_moe_mxfp4_topk8_e32_h1024_pi256.json
     cutlass_fused_moe_topk8_e32_h1024_i512.json
-    e2m1_and_ufp8sf_scale_to_float.json
-    fp8_blockscale_gemm_sm90_n576_k7168.json
-    fused_add_rmsnorm_h4096.json
-    fused_add_rmsnorm_quant_h4096.json
-    fused_dit_gate_residual_layernorm_gamma_beta_h3072.json
-    fused_dit_gate_residual_layernorm_scale_shift_flat_h3072.json
-    fused_dit_gate_residual_layernorm_scale_shift_h3072.json
-    fused_dit_residual_layernorm_scale_shift_h3072.json
-    fused_qk_rmsnorm_rope_flat_q4_k2_v2_d64_f16_h24_w24.json
-    fused_qk_rmsnorm_rope_fp8_q24_k24_v24_d128_f44_h42_w42.json
-    fused_qk_rmsnorm_rope_q24_k24_v24_d128_f44_h42_w42.json
-    fused_rmsnorm_silu_h5120.json
-    fused_topk_deepseek_e256_k8.json
-    gdn_prefill_qk16_v32_d128.json
-    gdn_prefill_state_qk16_v32_d128.json
-    gelu_and_mul_h8192.json
-    gelu_tanh_and_mul_h18432.json
-    gemm_fp8_nt_blockscaled_k_major_n512_k2048.json
-    gemm_fp8_nt_blockscaled_mn_major_n512_k2048.json
-    gemm_fp8_nt_groupwise_k_major_n512_k2048.json
-    gemm_fp8_nt_groupwise_mn_major_n512_k2048.json
-    gemm_fp8_nt_groupwise_trtllm_n512_k2048.json
-    gemma_fused_add_rmsnorm_h2304.json
-    gemma_rmsnorm_h2304.json
-    get_batch_indices_positions.json
-    get_seq_lens.json
-    group_deepgemm_fp8_nt_groupwise_n512_k2048.json
-    group_gemm_fp8_nt_groupwise_k_major_n512_k2048.json
-    group_gemm_fp8_nt_groupwise_mn_major_n512_k2048.json
-    hash_topk_e256_k6.json
-    layernorm_h1280.json
-    layernorm_quant_h1280.json
-    llama31_rope_h32_kv8_d128.json
-    llama31_rope_inplace_h32_kv8_d128.json
-    llama31_rope_pos_ids_h32_kv8_d128.json
-    llama31_rope_pos_ids_inplace_h32_kv8_d128.json
+    hashes.json
     merge_state_h32_d128.json
-    merge_state_in_place_h32_d128.json
-    merge_states_h32_d128.json
     mhc_post_h7168.json
-    mhc_pre_big_fuse_h7168.json
-    mhc_pre_big_fuse_with_prenorm_h7168.json
-    min_p_sampling_v128256.json
-    mla_rope_quantize_fp8_h128_rope64.json
     mm_bf16_n256_k7168.json
-    moe_permute_h2048.json
-    moe_sort_e128_k8.json
-    moe_unpermute_h2048_k8.json
-    mono_moe_e16_h256_i128.json
-    mono_moe_sigmoid_e16_h256_i128.json
-    mxfp4_dequantize.json
-    mxfp4_dequantize_host.json
-    mxfp8_dequantize_host.json
     mxfp8_quantize_k4096.json
-    nvfp4_kv_dequantize.json
-    nvfp4_kv_dequantize_paged_stacked_ps16_h8_dk128_dv128.json
-    nvfp4_quantize_append_paged_kv_cache_hnd_pair_h8_d128_ps16.json
-    nvfp4_quantize_append_paged_kv_cache_kv8_d128_pd64_sd8_ps16.json
-    nvfp4_quantize_append_paged_kv_cache_nhd_h8_d128_ps16.json
-    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_hnd_pair_h8_d128_ps16.json
-    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_kv8_d128_pd64_sd8_ps16.json
-    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping_nhd_h8_d128_ps16.json
-    packbits.json
     rmsnorm_h4096.json
-    rmsnorm_heads_d128.json
-    rmsnorm_quant_h4096.json
-    rope_cos_sin_cache_d128.json
-    rope_cos_sin_cache_heads_h32_kv8_d128.json
-    rope_cos_sin_cache_inplace_d128.json
     rope_h32_kv8_d128.json
-    rope_inplace_h32_kv8_d128.json
-    rope_pos_ids_h32_kv8_d128.json
-    rope_pos_ids_inplace_h32_kv8_d128.json
-    rope_quantize_fp8_append_paged_gqa_hnd_h32_kv8_r64_ps16.json
-    rope_quantize_fp8_append_paged_kv_cache_h32_kv8_rope64_ps16.json
-    rope_quantize_fp8_append_paged_mla_h128_r64_ps16.json
-    rope_quantize_fp8_h32_kv8_rope64.json
-    rope_quantize_fp8_latent_h128_r64.json
-    route_tokens_e128_k8.json
-    sampling_from_logits_v128256.json
-    sampling_from_probs_v128256.json
-    scale_2d.json
-    segment_packbits.json
     selective_state_update_h32_d64_g2_n128.json
-    selective_state_update_mtp_t4_h32_d64_g2_n128.json
-    shuffle_matrix_a.json
-    shuffle_matrix_sf_a.json
-    silu_and_mul_3d_h28672.json
     silu_and_mul_h28672.json
     single_decode_h32_kv8_d128.json
-    single_decode_hnd_lse_h32_kv8_d128.json
-    single_prefill_h32_kv8_d128.json
-    single_prefill_hnd_lse_h32_kv8_d128_dv128.json
-    softmax_v128256.json
-    swiglu_2d.json
-    tinygemm_bf16_n128_k2880.json
-    top_k_mask_logits_v128256.json
-    top_k_page_table_transform_k2048_ps1.json
-    top_k_ragged_transform_k2048.json
-    top_k_renorm_probs_v128256.json
-    top_k_sampling_v128256.json
-    top_k_top_p_sampling_from_logits_v128256.json
     top_k_top_p_sampling_v128256.json
     top_k_v128256_k50.json
-    top_k_varlen_n131072_k2048.json
-    top_p_renorm_probs_v128256.json
-    top_p_sampling_v128256.json
-    variable_length_merge_states_h32_d128.json
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -155,6 +44,9 @@ import flashinfer.mhc
 import flashinfer.recurrent
 
 OUT = Path(__file__).parent / "fi_trace_out"
+HASHES = "hashes.json"
+#: Definitions that are committed in full: those that the docstring lists.
+FULL = tuple(line.strip() for line in (__doc__ or "").splitlines() if line.endswith(".json") and HASHES not in line)
 
 
 def bf16(*shape: int) -> torch.Tensor:
@@ -552,10 +444,31 @@ def page_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield page.get_seq_lens, {"kv_indptr": int32(8), "kv_last_page_len": int32(7), "page_size": 16}
 
 
-def main(folder: Path = OUT) -> None:
+def write_all(folder: Path) -> dict[str, bytes]:
+    """Write every definition to a folder; return the files by name."""
     for api, arguments in calls():
         api.fi_trace(save_dir=folder, **arguments)
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.json"))}
+
+
+def files_to_commit(written: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the examples in full, and the first 64 bits of the SHA-256 of every definition, a line each."""
+    hashes = {name: hashlib.sha256(text).hexdigest()[:16] for name, text in written.items()}
+    return {name: written[name] for name in FULL} | {HASHES: json.dumps(hashes, indent=0).encode() + b"\n"}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        files = files_to_commit(write_all(Path(folder)))
+    OUT.mkdir(exist_ok=True)
+    for path in OUT.iterdir():
+        path.unlink()
+    for name, text in files.items():
+        (OUT / name).write_bytes(text)
 
 
 if __name__ == "__main__":
-    main(*(Path(argument) for argument in sys.argv[1:2]))
+    if sys.argv[1:]:
+        write_all(Path(sys.argv[1]))
+    else:
+        main()
