@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark case is: ``Bench`` is one measurement, ``Case`` builds one for each of its points."""
+"""Benchmark cases: ``Bench`` is one measurement, ``Case`` builds one for each of its points."""
 
 from __future__ import annotations
 

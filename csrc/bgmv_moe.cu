@@ -31,7 +31,7 @@ const int64_t* Indices(const char* op, const char* name, const TensorView& indic
 constexpr int64_t NOT_NOTED = -1;  // what Python passes for a table whose banks it does not know
 constexpr int64_t MIXED = -2;      // and for one whose banks differ in what one call takes to be the same
 
-/// What fill_w_ptr noted of the banks of a table, in one number because each argument takes 0.1 us:
+/// The notes of fill_w_ptr on the banks of a table, in one number because each argument takes 0.1 us:
 /// adapters (22 bits), rows (20 bits) and columns (20 bits) of a matrix, whether it is bfloat16 (1 bit).
 struct Noted {
   int64_t loras, rows, columns;
@@ -80,7 +80,7 @@ BgmvPairs Pairs(const char* op, const TensorView& x, const TensorView& w_ptr, co
 }
 
 /// Check rows and adapters of the pairs on the CPU. On the GPU it would have to synchronise: kernels skip such pairs.
-/// Whether a table has a matrix for the pair is not looked at, so that all slices are checked.
+/// All slices are checked, also those of pairs without a matrix.
 template <typename RowOf>
 void CheckPairs([[maybe_unused]] const char* op, [[maybe_unused]] const char* of_loras,
                 [[maybe_unused]] const BgmvPairs& by, [[maybe_unused]] int64_t rows, [[maybe_unused]] RowOf row_of) {

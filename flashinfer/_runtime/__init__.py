@@ -20,6 +20,7 @@ explain_error    name the argument of a wrong type after a call has failed
 torch_ops        registration of ops with torch, for torch.compile and torch.export
 requirements     ``@backend_requirement``: backends and compute capabilities that an op supports
 kept             choices kept between calls
+not_copied       attributes of tensors that stay with the tensor object
 dispatch         the native function for a tensor's device; PDL
 shortcut         ``@with_shortcut``: ordinary calls go straight to the kernel
 describe         text of arguments and results, for the API log

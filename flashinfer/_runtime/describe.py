@@ -115,7 +115,7 @@ def _statistics(tensor: torch.Tensor) -> str:
     for part in _chunks(distinct):
         if is_float:
             values = part if part.dtype in (torch.float32, torch.float64) else part.float()
-            if not all(math.isfinite(x.item()) for x in values.aminmax()):  # of a NaN, both are NaN
+            if not all(math.isfinite(x.item()) for x in values.aminmax()):  # both are NaN where one element is
                 nans += int(values.isnan().sum())
                 infs += int(values.isinf().sum())
                 values = values[values.isfinite()]

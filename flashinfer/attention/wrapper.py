@@ -68,7 +68,7 @@ class PlannedWrapper:
     """Base of the batch wrappers. A subclass plans with ``_native_plan`` and returns the launch from ``_native_call``.
 
     Inheritance ends here. The lock and the stream of the last call are an object that the wrapper holds (``_lock``);
-    copying is functions (copies.py), and so is what decode and prefill have in common (attend.py, prefill/planning.py).
+    copying is functions (wrapper_copies.py), and so is what decode and prefill share (run.py, prefill/planning.py).
 
     Serving engines read and write attributes whose names start with an underscore; these attributes keep their
     published meaning. ``run`` reads the attributes at each call, because serving engines replace ``plan``.

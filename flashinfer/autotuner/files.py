@@ -44,7 +44,7 @@ METADATA, GENERATION, RECORDS = "_metadata", "_generation", "_records"
 _ANY = "*"
 _UNKNOWN = "unknown"
 _SAYS_NOTHING = (_UNKNOWN, "None", None)
-_MOST_LEVELS = 64  # of lists in lists; what is written back and compared is walked by recursion
+_MOST_LEVELS = 64  # levels of lists in lists; what is written back and compared is walked by recursion
 _CUBLAS = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12")
 
 Results = dict[str, tuple[str, Any]]

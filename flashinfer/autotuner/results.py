@@ -157,7 +157,7 @@ class SavedResults(ABC):
         """Return the loaded tactic of a runner as a tuple of one; None if there is none.
 
         A file of a build with other tiles and the same version, or a damaged one, holds any value. A tactic that is not
-        among ``valid()`` is forgotten with a warning, so that it is measured anew. Each is looked at once per load.
+        among ``valid()`` is forgotten with a warning, so that it is measured anew. Each is compared once per load.
         """
         found = self._file_configs.get(key)
         if found is None or found[0] != runner:

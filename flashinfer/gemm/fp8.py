@@ -198,7 +198,7 @@ def bmm_fp8(
     _bmm_fp8(made, A, B, A_scale, B_scale, with_torch)
     launch = None
     if with_torch and not (capability == _HOPPER and has_few_rows(A, B, SMALL_FP8, LARGE_FP8)):
-        launch = _launch_torch  # for any layout that torch takes
+        launch = _launch_torch  # torch refuses layouts that it does not take
     elif not with_torch and capability == _HOPPER and (A.shape[0] > 1 or streams_fp8(A, B)):
         launch = _launch_own
     _launches.keep(launch, f"{with_torch=}", A, B, A_scale, B_scale, dtype, out, backend)

@@ -37,7 +37,7 @@ __all__ = [
 logger = logging.getLogger("flashinfer.jit")
 
 DOWNLOADS = "downloads.txt"  #: names of what was downloaded, for ``clear-cubin``
-_MOST_BYTES = 255 - len(".part.lock")  # of a part of a path, on common file systems
+_MOST_BYTES = 255 - len(".part.lock")  # bytes of a part of a path on common file systems
 DSL_FMHA = "dsl/fmha/"  #: folder whose files ``FLASHINFER_DSL_FMHA_LOCAL_DIR`` may hold
 
 

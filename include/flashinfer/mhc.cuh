@@ -17,7 +17,7 @@
 namespace flashinfer {
 namespace mhc {
 
-constexpr int THREADS = 128;  // of a block of the streaming kernels
+constexpr int THREADS = 128;  // threads of a block of the streaming kernels
 constexpr int VEC = 8;        // columns of a thread
 constexpr int PRENORM_THREADS = 1024;
 constexpr float LOG2_E = 1.4426950409f;

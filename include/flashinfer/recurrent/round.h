@@ -2,7 +2,7 @@
 // Stochastic rounding of states, the same on both devices: random words by position, and conversions that use their bits.
 // A word is Philox-4x32 of key `seed` and counter (offset, 0, 0), so that it belongs to an element of the state and not to a
 // thread: rounding does not depend on the launch.
-//   test  pytest tests/recurrent/test_mamba_rounding.py
+//   test  pytest tests/recurrent/test_mamba_update.py
 #pragma once
 #include <cmath>
 #include <cstdint>

@@ -26,7 +26,8 @@ struct W4Traits {
   static constexpr int FRAGMENT_BUFFERS = (WEIGHTS > W4_WEIGHTS && TOKENS > 64 && !IS_E4M3) ? 1 : 2;
   // Tokens of a load; those that no row needs are left out.
   static constexpr int BOX_TOKENS = TOKENS % 64 == 0 ? 64 : TOKENS % 32 == 0 ? 32 : TOKENS;
-  static constexpr int SLABS = W4Slabs(TYPE), BOX_SLABS = BOX_TOKENS == TOKENS ? SLABS : 1;  // of a stage, of a load
+  static constexpr int SLABS = W4Slabs(TYPE),
+                       BOX_SLABS = BOX_TOKENS == TOKENS ? SLABS : 1;  // slabs of a stage, slabs of a load
   static constexpr int SLAB_BYTES = TOKENS * SLAB_K_BYTES, TOKEN_BYTES = SLABS * SLAB_BYTES;
   static constexpr int HALF_BYTES = IS_E4M3 ? SLAB_K_BYTES / 2 : SLAB_BYTES;  // distance of 64 of K and the next 64
   static constexpr int CODE_BYTES = GROUPS * W4_CODE_BYTES;

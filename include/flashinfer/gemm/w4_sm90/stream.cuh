@@ -20,7 +20,7 @@ struct W4StreamTraits {
   static constexpr WeightCode TYPE = TYPE_;
   static constexpr int TOKENS = TOKENS_, WEIGHTS = W4_WEIGHTS, FRAGMENTS = TOKENS / 8;
   static constexpr bool IS_E4M3 = false;
-  static constexpr int SLABS = 2, BOX_SLABS = 2;  // of a stage, of a load
+  static constexpr int SLABS = 2, BOX_SLABS = 2;  // slabs of a stage, slabs of a load
   // Tokens per load. Loads of 4 would read less where groups have few, with conflicts of banks.
   static constexpr int BOX_TOKENS = 8;
   static_assert(!TakesE4M3(TYPE), "tokens are bf16");

@@ -55,7 +55,7 @@ inline bool AddPair(const BgmvExpandParams& p, int64_t slice, int64_t pair, floa
   return true;
 }
 
-/// Which pairs each token has, ascending.
+/// The pairs of each token, ascending.
 struct PairsByToken {
   std::vector<int64_t> order,
       offsets;  // as in BgmvExpandParams; empty: they are in the parameters, or follow from them

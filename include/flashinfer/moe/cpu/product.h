@@ -86,7 +86,7 @@ inline void DecodeShiftedBlock(const uint8_t* codes, int i, const float (&scales
     std::memcpy(&first, codes + j % 2 * 32 + (j / 2 * 2 + i) * 4, 4);
     std::memcpy(&second, codes + j % 2 * 32 + 16 + (j / 2 * 2 + i) * 4, 4);
     const CodeVec words = {first, first, first, first, second, second, second, second};
-    for (int half = 0; half < 2; ++half) {  // of 32 columns
+    for (int half = 0; half < 2; ++half) {  // a half has 32 columns
       const NumberVec numbers = NumbersOfE2M1(words >> PLACES[half] & 7, words >> SIGNS[half] & 1) * scales[j / 2];
       std::memcpy(to + j / 2 * 32 + half * 16 + j % 2 * 8, &numbers, sizeof(numbers));
     }

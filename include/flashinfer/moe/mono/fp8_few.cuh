@@ -91,7 +91,7 @@ struct alignas(128) FewMemory {
 template <bool IS_BLOCK>
 class Fp8FewBlock {
  public:
-  static constexpr int BYTES = IS_BLOCK ? 2 : 1;  // of an element of a token, and of a hidden value
+  static constexpr int BYTES = IS_BLOCK ? 2 : 1;  // bytes of an element of a token, and of a hidden value
   /// Elements of the token of a lane, lane / 4: 16 columns of each half of a source, from lane % 4 * 16 on.
   struct Elements {
     uint4 of[2][BYTES];
@@ -153,7 +153,7 @@ class Fp8FewBlock {
     for (int i = int(threadIdx.x); i < choices_.count; i += THREADS) {
       memory_.constants[i] = ConstantsOf(p_.activation, choices_.active[i]);
     }
-    const int token = THREADS - 1 - int(threadIdx.x);  // of another warp than most of the constants
+    const int token = THREADS - 1 - int(threadIdx.x);  // a warp that loads few of the constants
     if (token >= p_.tokens) return;
     int count = 0;
 #pragma unroll 4
@@ -280,7 +280,8 @@ class Fp8FewBlock {
 
   /// Multiply the stages of a source of product 1, and add to the sums of this warp.
   __device__ __forceinline__ void Pass1(int pass, int tiles, const Operand& x) {
-    float4* to = reinterpret_cast<float4*>(memory_.sums) + int(threadIdx.x);  // that of a lane: its order is its own
+    float4* to =
+        reinterpret_cast<float4*>(memory_.sums) + int(threadIdx.x);  // memory of a lane, in an order of its own
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile, to += THREADS) {
       float4 sums = NextSums(x);

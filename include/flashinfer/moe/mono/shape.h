@@ -44,7 +44,7 @@ struct MonoParams {
   Element element, output_element;
   bool enable_pdl;
   MonoRouting routing;           // with logits, experts and scales are not read and first_expert is 0
-  const float* factors[2];       // of the sums of both products by expert, or null = 1; e4m3 per tensor
+  const float* factors[2];       // factors of the sums of both products by expert, or null = 1; e4m3 per tensor
   const float* quantizers;       // factors of hidden values before their rounding, with them
   bool has_quantizer_of_expert;  // one per expert, not one for all
 };
