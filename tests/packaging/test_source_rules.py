@@ -21,36 +21,46 @@ def code_of(path):
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.S)
 
 
-@pytest.mark.parametrize("path", HEADERS, ids=relative)
-def test_headers_know_no_framework(path):
-    found = re.findall(r'#\s*include\s*[<"]((?:torch|ATen|c10|pybind11|tvm|dlpack)[/.][^>"]*)', code_of(path))
-    assert not found, f"{relative(path)} includes {found}; kernels take raw pointers and a stream"
+CODE = {path: code_of(path) for path in HEADERS}
 
 
-@pytest.mark.parametrize("path", HEADERS, ids=relative)
-def test_inline_assembly_lives_in_ptx(path):
-    if path.parent.name != "ptx":
-        found = re.findall(r"\b(?:__)?asm(?:__)?\b", code_of(path))
-        assert not found, f"{relative(path)} has inline assembly; wrap the instruction under include/flashinfer/ptx/"
+def guilty(pattern: str, *, outside: str = "") -> dict[str, list[str]]:
+    """Return what a pattern finds in the code of headers, by file, but for those of one folder."""
+    found = {relative(path): re.findall(pattern, code) for path, code in CODE.items() if path.parent.name != outside}
+    return {path: names for path, names in found.items() if names}
 
 
-@pytest.mark.parametrize("path", HEADERS, ids=relative)
-def test_no_tuning_macro(path):
+def test_headers_know_no_framework():
+    found = guilty(r'#\s*include\s*[<"]((?:torch|ATen|c10|pybind11|tvm|dlpack)[/.][^>"]*)')
+    assert found == {}, "kernels take raw pointers and a stream"
+
+
+def test_inline_assembly_lives_in_ptx():
+    found = guilty(r"\b(?:__)?asm(?:__)?\b", outside="ptx")
+    assert found == {}, "wrap the instructions under include/flashinfer/ptx/"
+
+
+def test_no_tuning_macro():
     """Check that numbers to tune are constants of a shape or template arguments: a macro has a value in every unit."""
-    found = re.findall(r"#\s*ifndef (FLASHINFER_\w+)\s*#\s*define \1[ \t]+[^\n]*\d", code_of(path))
-    assert not found, f"{relative(path)} lets -D set {found}; make them constexpr, or arguments of a template"
+    found = guilty(r"#\s*ifndef (FLASHINFER_\w+)\s*#\s*define \1[ \t]+[^\n]*\d")
+    assert found == {}, "-D sets them; make them constexpr, or arguments of a template"
 
 
-@pytest.mark.parametrize("path", [path for path in HEADERS if "__global__" in code_of(path)], ids=relative)
-def test_kernels_name_their_test_and_benchmark(path):
+def test_rules_see_headers():
+    assert len(CODE) > 200 and guilty(r"__global__") and guilty(r"\basm\b")
+
+
+def test_kernels_name_their_test_and_benchmark():
     """Check that a header with a kernel begins with what runs it: ``test  pytest ...`` and ``bench  python ...``."""
-    head = path.read_text().partition("#pragma once")[0]
-    tests = re.findall(r"\btests/[\w/.]*\w", "".join(re.findall(r"//   test +pytest (.*)", head)))
-    benches = re.findall(r"\bbenchmarks/\w+\.py", "".join(re.findall(r"bench +python (.*)", head)))
-    assert tests, f"{relative(path)} has a kernel and names no test"
-    assert benches or re.search(r"bench  none: \w+", head), f"{relative(path)} has a kernel and names no benchmark"
-    missing = [name for name in (*tests, *benches) if not (ROOT / name).exists()]
-    assert not missing, f"{relative(path)} names {missing}"
+    wrong = {}
+    for path in (path for path, code in CODE.items() if "__global__" in code):
+        head = path.read_text().partition("#pragma once")[0]
+        tests = re.findall(r"\btests/[\w/.]*\w", "".join(re.findall(r"//   test +pytest (.*)", head)))
+        benches = re.findall(r"\bbenchmarks/\w+\.py", "".join(re.findall(r"bench +python (.*)", head)))
+        missing = [name for name in (*tests, *benches) if not (ROOT / name).exists()]
+        if not tests or missing or not (benches or re.search(r"bench  none: \w+", head)):
+            wrong[relative(path)] = f"test {tests}, bench {benches}, of which {missing} do not exist"
+    assert wrong == {}
 
 
 def test_csrc_has_no_inline_assembly():

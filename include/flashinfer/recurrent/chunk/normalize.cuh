@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of 128 numbers divided by their Euclidean norm, for callers that pass queries and keys as they come from the model.
-//   one row per warp, 8 bytes per lane; bound by memory      test  pytest tests/recurrent/test_gdn_prefill.py -k l2norm
+//   one row per warp, 8 bytes per lane; bound by memory
+//   test  pytest tests/recurrent/test_gdn_prefill.py -k l2norm      bench  python benchmarks/bench_recurrent.py
 #pragma once
 #include "../../ptx/pdl.cuh"
 #include "../../utils.cuh"
