@@ -115,7 +115,12 @@ class CompilationContext:
 
     @TARGET_CUDA_ARCHS.setter
     def TARGET_CUDA_ARCHS(self, targets: Iterable[Target]) -> None:
-        self._known = (knobs.cuda_arch_list.strip(" \t\r\n,;"), set(targets))
+        plain = {(major, str(minor)) for major, minor in targets}  # published callers name the minor as an int
+        self._known = (knobs.cuda_arch_list.strip(" \t\r\n,;"), plain)
+
+    def forget(self) -> None:
+        """Determine the targets anew at the next read."""
+        self._known = None
 
     def _detect(self) -> set[Target]:
         """Return the targets of the visible GPUs. Having none is reported only when something is to be compiled."""

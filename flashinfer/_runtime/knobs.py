@@ -157,6 +157,13 @@ class Knobs:
     max_jobs = Knob[Optional[int]](
         "MAX_JOBS", _whole(1), None, "parallel compile jobs; default: cores, bounded by free memory", "compiler"
     )
+    jit_prebuild_max_jobs = Knob[Optional[int]](
+        "FLASHINFER_JIT_PREBUILD_MAX_JOBS",
+        _whole(1),
+        None,
+        "parallel compile jobs where many modules are built together; default: MAX_JOBS",
+        "compiler",
+    )
 
     # JIT
     cuda_arch_list = Knob(

@@ -25,7 +25,7 @@ from .._runtime.knobs import knobs
 from .._runtime.log import say
 from . import env as jit_env
 from .context import current_compilation_context
-from .cpp_ext import find_ninja, group_ninja_text, ninja_text, translation_units, watch_ninja
+from .cpp_ext import embedding, find_ninja, group_ninja_text, ninja_text, translation_units, watch_ninja
 from .load import is_fresh, load, load_fresh, staleness, try_load
 from .manifest import manifest_path, source_digests, unreadable, write_manifest
 from .progress import ProgressBar, ProgressLine
@@ -90,6 +90,7 @@ def write_generated(spec: ModuleSpec) -> None:
 
 def write_ninja(spec: ModuleSpec) -> None:
     """Write ``build.ninja`` into the module's directory, if its text changed."""
+    write_generated(spec)  # the file is of use to a program that runs ninja itself only with its sources
     write_if_different(spec.ninja_path, ninja_text(spec, spec.build_dir))
 
 
@@ -255,7 +256,7 @@ def _build_locked(specs: Sequence[ModuleSpec], verbose: bool, progress: Progress
                 shown.step(done, total, description)
                 publisher.publish_finished()
 
-            _, log = watch_ninja(first, ninja_file, verbose, on_step)
+            _, log = watch_ninja(first, ninja_file, verbose, on_step, len(specs) > 1)
             publisher.publish_finished()
             if publisher.waiting:
                 raise RuntimeError(_failure(publisher.waiting, log))
@@ -297,7 +298,9 @@ def _prepare(spec: ModuleSpec) -> Path:
     """Write the generated sources and the ninja files; return a fresh private directory."""
     for stale in spec.build_dir.glob(_PRIVATE_PREFIX + "*"):
         shutil.rmtree(stale, ignore_errors=True)
-    write_generated(spec)
+    if spec.embedded_cubin_factory is not None:
+        files = spec.embedded_cubin_factory(spec.build_dir)
+        spec.embedded = [word for symbol, path in files.items() for word in embedding(symbol, Path(path))]
     write_ninja(spec)
     directory = Path(tempfile.mkdtemp(prefix=_PRIVATE_PREFIX, dir=spec.build_dir))
     write_atomically(directory / "build.ninja", ninja_text(spec, directory))

@@ -17,7 +17,7 @@ import functools
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from . import env as jit_env
-from .core import JitSpec, gen_jit_spec
+from .core import JitSpec, describe_module
 
 __all__ = ["module_cache", "render", "stage"]
 
@@ -67,7 +67,7 @@ def stage(
         if backend == "cuda"
     }
     inc = {directory / f"{stem}_config.inc": render(f"{stem}_customize_config.jinja", **config)} if config else {}
-    return gen_jit_spec(
+    return describe_module(
         name,
         [*sources, *units],
         extra_cuda_cflags=[NO_SPECIAL_FUNCTIONS, *extra_cuda_cflags],

@@ -8,9 +8,11 @@ import logging
 import os
 import shlex
 from pathlib import Path
-from typing import Any, Iterable, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from .._runtime.errors import ArgumentError, MissingJITCacheError
+from .._runtime.knobs import knobs
+from . import cpp_ext
 from . import env as jit_env
 from .build import Progress, build_and_load, build_modules, clear_modules, write_generated, write_ninja
 from .context import current_compilation_context
@@ -21,7 +23,7 @@ from .load import is_compiled, is_fresh, library_path, load, staleness, try_load
 from .progress import ProgressLine
 from .registry import JitSpecRegistry, JitSpecStatus
 from .spec import ModuleSpec
-from .utils import write_if_different
+from .utils import make_folder, write_if_different
 
 __all__ = [
     "JitSpec",
@@ -87,7 +89,15 @@ class JitSpec(ModuleSpec):
         ]
 
     def build(self, verbose: Optional[bool] = None, need_lock: bool = True) -> None:
-        """Compile the module unless it is fresh. The lock is always taken; ``need_lock`` is ignored."""
+        """Compile the module unless it is fresh. The lock is always taken; ``need_lock`` is ignored.
+
+        A program that has replaced ``run_ninja`` of this module, or ``write_ninja`` of the spec, builds in its own way:
+        the two are called, and nothing else.
+        """
+        if run_ninja is not cpp_ext.run_ninja or getattr(self.write_ninja, "__func__", None) is not _WRITE_NINJA:
+            self.write_ninja()
+            run_ninja(self.build_dir, self.ninja_path, knobs.jit_verbose if verbose is None else verbose)
+            return
         build_modules([self], verbose)
 
     def load(self, so_path: Union[str, Path, None] = None) -> Any:
@@ -100,8 +110,20 @@ class JitSpec(ModuleSpec):
 
     def build_and_load(self) -> Any:
         """Return the loaded module: pre-built, else fresh in the cache, else compiled now."""
-        return build_and_load(self)
+        module = build_and_load(self)
+        return module if self.post_load_adapter is None else self.post_load_adapter(module)
 
+    def get_library_paths(self) -> list[Path]:
+        """Return the paths of the libraries that serve this module: the pre-built ones, else the one of the cache."""
+        return [artifact.path for artifact in self.aot_artifacts] or [self.get_library_path()]
+
+    @property
+    def aot_artifacts(self) -> tuple[jit_env.AOTArtifact, ...]:
+        """Return the pre-built libraries of this module that this machine can use; none if it has to be compiled."""
+        return (jit_env.AOTArtifact("flashinfer-python", self.aot_path, None),) if self.is_aot else ()
+
+
+_WRITE_NINJA = JitSpec.write_ninja
 
 #: Published callers name the nvcc-built kind explicitly.
 JitSpecNvcc = JitSpec
@@ -121,7 +143,7 @@ def _is_file_name(name: str) -> bool:
     return Path(name).name == name not in ("", "..") and name.isprintable() and len(os.fsencode(name)) <= _MAX_NAME
 
 
-def gen_jit_spec(
+def describe_module(
     name: str,
     sources: Sequence[Union[str, Path]],
     extra_cflags: Optional[list[str]] = None,
@@ -131,10 +153,17 @@ def gen_jit_spec(
     needs_device_linking: bool = False,
     **more: Any,
 ) -> JitSpec:
-    """Describe a module and register it. ``more`` passes on the fields of JitSpec that only generators of ours use."""
+    """Describe a module of this package and register it: its flags are those given, without those of gen_jit_spec.
+
+    ``more`` passes on the other fields of JitSpec.
+    """
     if not isinstance(name, str) or not _is_file_name(name):
         raise ArgumentError(f"gen_jit_spec: name must be a file name of at most {_MAX_NAME} bytes, got {name!r}")
-    if isinstance(sources, (str, Path)) or not sources or not all(isinstance(s, (str, Path)) for s in sources):
+    if (
+        isinstance(sources, (str, Path))
+        or not isinstance(sources, Iterable)
+        or not all(isinstance(s, (str, Path)) for s in sources)
+    ):
         raise ArgumentError(f"gen_jit_spec: {name}: sources must be a list of files, got {sources!r}")
     for kind, value in (("cflags", extra_cflags), ("cuda_cflags", extra_cuda_cflags), ("ldflags", extra_ldflags)):
         if isinstance(value, str):  # each letter of the string would become a flag
@@ -159,6 +188,122 @@ def gen_jit_spec(
         check_cuda_arch()
     jit_spec_registry.register(spec)
     return spec
+
+
+def gen_jit_spec(
+    name: str,
+    sources: Sequence[Union[str, Path]],
+    extra_cflags: Optional[list[str]] = None,
+    extra_cuda_cflags: Optional[list[str]] = None,
+    extra_ldflags: Optional[list[str]] = None,
+    extra_include_paths: Optional[Sequence[Union[str, Path]]] = None,
+    needs_device_linking: bool = False,
+    post_load_adapter: Optional[Callable[[Any], Any]] = None,
+    embedded_cubin_factory: Optional[Callable[[Path], Mapping[str, Path]]] = None,
+    use_fast_math: bool = True,
+    extra_cuda_cflags_by_source: Optional[Mapping[Union[str, Path], list[str]]] = None,
+    **more: Any,
+) -> JitSpec:
+    """Describe a module and register it.
+
+    Parameters
+    ----------
+    name : str
+        Name of the module, its folder and its library.
+    sources : Sequence[Union[str, Path]]
+        Files to compile.
+    extra_cflags, extra_cuda_cflags, extra_ldflags : Optional[list[str]]
+        Flags of the host compiler, of nvcc and of the linker. A CUDA module gets those of published modules besides;
+        ``FLASHINFER_JIT_DEBUG`` (where it is unset, ``FLASHINFER_JIT_VERBOSE``) decides between ``-O3`` and ``-O0``.
+    extra_include_paths : Optional[Sequence[Union[str, Path]]]
+        Folders of headers.
+    needs_device_linking : bool
+        Link with nvcc.
+    post_load_adapter : Optional[Callable]
+        Takes the loaded module and returns what ``build_and_load`` returns.
+    embedded_cubin_factory : Optional[Callable]
+        Takes the folder of the build and returns files by symbol; the bytes of each are linked between ``<symbol>`` and
+        ``<symbol>_end``.
+    use_fast_math : bool
+        Compile CUDA sources with ``-use_fast_math``.
+    extra_cuda_cflags_by_source : Optional[Mapping]
+        Flags of single sources in place of ``extra_cuda_cflags`` and of fast math.
+    **more
+        Other fields of JitSpec, such as ``backend="cpu"``.
+    """
+    defaults: dict[str, Any] = {}
+    if more.get("backend", "cuda") == "cuda" and not any(
+        isinstance(value, str) for value in (extra_cflags, extra_cuda_cflags)
+    ):
+        host, cuda = _published_flags(list(extra_cflags or []), list(extra_cuda_cflags or []), use_fast_math)
+        extra_cflags, extra_cuda_cflags = [*host, *(extra_cflags or [])], [*cuda, *(extra_cuda_cflags or [])]
+        defaults["default_cuda_cflags"] = tuple(cuda)
+    by_source = {Path(s).absolute(): list(flags) for s, flags in (extra_cuda_cflags_by_source or {}).items()}
+    return describe_module(
+        name,
+        sources,
+        extra_cflags,
+        extra_cuda_cflags,
+        extra_ldflags,
+        extra_include_paths,
+        needs_device_linking,
+        post_load_adapter=post_load_adapter,
+        embedded_cubin_factory=embedded_cubin_factory,
+        cuda_cflags_by_source=by_source,
+        **defaults,
+        **more,
+    )
+
+
+def _published_flags(cflags: list[str], cuda_cflags: list[str], use_fast_math: bool) -> tuple[list[str], list[str]]:
+    """Return the flags that published modules have, for the host compiler and for nvcc."""
+    is_debug = knobs.jit_debug if os.environ.get("FLASHINFER_JIT_DEBUG") else knobs.jit_verbose
+    host = [] if any(flag.startswith("-std=") for flag in cflags) else ["-std=c++17"]
+    host += ["-Wno-switch-bool"]
+    host += ["-O0", "-g"] if is_debug else ["-DNDEBUG"]
+    cuda = [] if any(flag.startswith(("-std=", "--std=")) for flag in cuda_cflags) else ["-std=c++17"]
+    cuda += [*get_nvcc_parallelism_flags(), *(["-use_fast_math"] if use_fast_math else [])]
+    cuda += ["-Xfatbin=-compress-all", "--compress-mode=size", *cpp_ext.ENABLED_DTYPES]
+    # Not -G: compiler caches refuse it.
+    cuda += ["-g", "-O0", "--device-debug", "-lineinfo"] if is_debug else ["-O3", "-DNDEBUG"]
+    return host, cuda
+
+
+def refresh_current_compilation_context() -> None:
+    """Find the CUDA targets anew at the next use, as after the GPUs of this process have changed."""
+    current_compilation_context.forget()
+
+
+def get_tmpdir() -> Path:
+    """Return the folder ``tmp`` beside the modules, which is made if it is missing."""
+    folder = jit_env.FLASHINFER_JIT_DIR / "tmp"
+    make_folder(folder)
+    return folder
+
+
+class FlashInferJITLogger(logging.Logger):
+    """Logger with the level of ``FLASHINFER_LOGGING_LEVEL`` and methods that log each message once."""
+
+    def __init__(self, name: str = "flashinfer.jit") -> None:
+        super().__init__(name)
+        self.setLevel(knobs.logging_level)
+        self.addHandler(logging.StreamHandler())
+        self._said: set[tuple[int, str]] = set()
+
+    def _once(self, level: int, message: str, *arguments: Any) -> None:
+        text = message % arguments if arguments else message
+        if (level, text) not in self._said:
+            self._said.add((level, text))
+            self.log(level, "%s", text)
+
+    def debug_once(self, message: str, *arguments: Any) -> None:
+        self._once(logging.DEBUG, message, *arguments)
+
+    def info_once(self, message: str, *arguments: Any) -> None:
+        self._once(logging.INFO, message, *arguments)
+
+    def warning_once(self, message: str, *arguments: Any) -> None:
+        self._once(logging.WARNING, message, *arguments)
 
 
 def build_jit_specs(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Mapping, Optional, Sequence, Union
 
+from .._runtime.errors import ArgumentError
 from .._runtime.knobs import knobs
 from .._runtime.log import say
 from ..compilation_context import gencode
@@ -35,6 +36,7 @@ from .toolchain import (  # noqa: F401  (the contract looks for the discovery fu
     tvm_ffi_paths,
 )
 from .unit_order import own_bytes
+from .utils import write_if_different
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _FFI = re.compile(r"\bTensorView\b|\bTVM_FFI_")
@@ -152,7 +154,7 @@ def expand(text: str, tokens: dict[str, str]) -> str:
 
 
 def module_flags(spec: ModuleSpec) -> Flags:
-    debug, tokens = knobs.jit_debug, flag_tokens(spec)
+    debug, tokens = knobs.jit_debug or "-O0" in spec.default_cuda_cflags, flag_tokens(spec)
     extra = [f"-I{tokenise(str(directory), tokens)}" for directory in spec.extra_include_dirs]
     optimise = ["-O0", "-g"] if debug else ["-O3", "-DNDEBUG"]
     search = ["-I{include}", "-I{csrc}", *extra, "-isystem", "{tvm_ffi_include}"]
@@ -160,7 +162,8 @@ def module_flags(spec: ModuleSpec) -> Flags:
 
     # Hidden: two modules define the same flashinfer:: templates for different element types.
     given = split_cxx()[2]
-    host = [*given, *search, *standard, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-switch-bool", *optimise]
+    host = [*given, *search, *standard, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-switch-bool"]
+    host += [flag for flag in optimise if flag not in spec.extra_cflags]
     link = [*given, "-shared", "-Wl,-z,defs", "-L{tvm_ffi_lib}", "-ltvm_ffi"]
     cuda: list[str] = []
     if spec.backend == "cpu":
@@ -181,21 +184,37 @@ def module_flags(spec: ModuleSpec) -> Flags:
     return Flags(
         host=(*host, *spec.extra_cflags, *knobs.extra_cflags),
         launcher=(*launcher, *spec.extra_cflags, *knobs.extra_cflags),
-        cuda=(*cuda, *spec.extra_cuda_cflags, *knobs.extra_cuda_cflags) if cuda else (),
+        cuda=(*cuda, *_for_this_nvcc(spec.extra_cuda_cflags), *knobs.extra_cuda_cflags) if cuda else (),
         link=(*link, *spec.extra_ldflags, *knobs.extra_ldflags),
     )
 
 
+ENABLED_DTYPES = tuple(f"-DFLASHINFER_ENABLE_{name}" for name in ("F16", "BF16", "FP8_E4M3", "FP8_E5M2"))
+
+
+def _for_this_nvcc(flags: Sequence[str]) -> list[str]:
+    """Leave out ``--threads``, which does not change the result, and what a compiler before CUDA 12.8 does not know."""
+    old = "--compress-mode=size" in flags and (0, 0) < get_cuda_version().release[:2] < (12, 8)
+    return [f for f in flags if not f.startswith("--threads") and not (old and f == "--compress-mode=size")]
+
+
 def _cuda_flags(spec: ModuleSpec, debug: bool) -> list[str]:
+    if spec.default_cuda_cflags:  # the module has all of these among its own
+        return ["-Xcompiler=-fPIC,-fvisibility=hidden", *_cuda_environment(spec, debug)]
     flags = [] if any(f.startswith(("-std=", "--std=")) for f in spec.extra_cuda_cflags) else ["-std=c++17"]
-    flags += ["-Xcompiler=-fPIC,-fvisibility=hidden", "-Xfatbin=-compress-all"]
-    flags += [f"-DFLASHINFER_ENABLE_{name}" for name in ("F16", "BF16", "FP8_E4M3", "FP8_E5M2")]
+    flags += ["-Xcompiler=-fPIC,-fvisibility=hidden", "-Xfatbin=-compress-all", *ENABLED_DTYPES]
     # No -use_fast_math: it flushes subnormals everywhere; kernels name the approximate instructions they want.
     if debug:
         # Not -G: compiler caches refuse it.
         flags += ["-O0", "-g", "--device-debug", "-lineinfo", "-Xptxas=-v"]
     else:
         flags += ["-O3", "-DNDEBUG"]
+    return [*flags, *_cuda_environment(spec, debug)]
+
+
+def _cuda_environment(spec: ModuleSpec, debug: bool) -> list[str]:
+    """Return the flags that follow from variables and targets."""
+    flags = []
     if knobs.jit_lineinfo and not debug:
         flags += ["-lineinfo"]
     if knobs.cc:
@@ -239,18 +258,29 @@ class Commands:
         """Return everything before ``-c source -o object``."""
         helper = ["-include", "{csrc}/" + _HELPER_HEADER] if unit.needs_helper else []
         if unit.tool == "nvcc":
-            (threads,) = get_nvcc_parallelism_flags()  # not in the flags, because it does not change the result
-            return f"{self.nvcc} {threads} {_join([*helper, *self.flags.cuda], self.tokens)}"
+            # --threads is not in the flags of the module, because it does not change the result.
+            own = [flag for flag in self.spec.extra_cuda_cflags if flag.startswith("--threads")]
+            threads = (own or get_nvcc_parallelism_flags())[-1]
+            return f"{self.nvcc} {threads} {_join([*helper, *self._cuda_flags_of(unit)], self.tokens)}"
         flags = self.flags.host if unit.has_kernels else self.flags.launcher
         return f"{self.cxx} -x c++ {_join([*helper, *flags], self.tokens)}"
+
+    def _cuda_flags_of(self, unit: Unit) -> Sequence[str]:
+        own = self.spec.cuda_cflags_by_source.get(unit.source)
+        if own is None:
+            return self.flags.cuda
+        given = _for_this_nvcc(self.spec.extra_cuda_cflags)
+        count = len(self.flags.cuda) - len(given) - len(knobs.extra_cuda_cflags)
+        defaults = [f for f in _for_this_nvcc(self.spec.default_cuda_cflags) if f != "-use_fast_math"]
+        return [*self.flags.cuda[:count], *defaults, *own, *knobs.extra_cuda_cflags]
 
     def link(self) -> tuple[str, str]:
         """Return the parts of the link command before and after the object files."""
         if self.spec.needs_device_linking:
             targets = [f for f in self.flags.cuda if "-gencode" in f or f.startswith(("-arch", "--gpu-architecture"))]
             flags = _join([*targets, *_for_nvcc(self.flags.link)], self.tokens)
-            return f"{self.nvcc} -ccbin {shlex.quote(str(find_cxx()))}", flags
-        return self.cxx, _join(self.flags.link, self.tokens)
+            return f"{self.nvcc} -ccbin {shlex.quote(str(find_cxx()))}", f"{shlex.join(self.spec.embedded)} {flags}"
+        return self.cxx, f"{shlex.join(self.spec.embedded)} {_join(self.flags.link, self.tokens)}".strip()
 
 
 def _for_nvcc(flags: Sequence[str]) -> list[str]:
@@ -275,7 +305,12 @@ def ninja_text(spec: ModuleSpec, out_dir: Path) -> str:
     return group_ninja_text({spec: out_dir})
 
 
-def group_ninja_text(out_dirs: Mapping[ModuleSpec, Path]) -> str:
+#: The flag of nvcc for a depfile while it compiles. The short form leaves out the headers of the system, which the
+#: manifest would have to hash; the long one is what sccache recognises in programs that write the file themselves.
+_OWN_HEADERS, _ALL_HEADERS = "-MMD", "--generate-dependencies-with-compile"
+
+
+def group_ninja_text(out_dirs: Mapping[ModuleSpec, Path], depfile_flag: str = _OWN_HEADERS) -> str:
     """Return the graph of several modules, each with all outputs in its own directory.
 
     ninja starts what is ready in the order of the file. Units of all modules are sorted by their expected time, longest
@@ -286,10 +321,17 @@ def group_ninja_text(out_dirs: Mapping[ModuleSpec, Path]) -> str:
         commands = Commands(spec)
         before, after = (part.replace("$", "$$") for part in commands.link())
         lines += [
-            f"rule compile{number}",
-            "  command = $compiler -MMD -MF $out.d -c $in -o $out",
-            "  depfile = $out.d",
-            f"  description = {spec.name}: $what",
+            *(
+                line
+                for tool, flag in (("cxx", _OWN_HEADERS), ("nvcc", depfile_flag))
+                for line in (
+                    f"rule {tool}{number}",
+                    f"  command = $compiler {flag} -MF $out.d -c $in -o $out",
+                    "  depfile = $out.d",
+                    f"  description = {spec.name}: $what",
+                )
+                if any(unit.tool == tool for unit in commands.units)
+            ),
             # The output is renamed when complete: a linker that is killed leaves half a library.
             f"rule link{number}",
             f"  command = {before} $in -o $out.part {after} && mv -f $out.part $out",
@@ -298,7 +340,7 @@ def group_ninja_text(out_dirs: Mapping[ModuleSpec, Path]) -> str:
         objects = {unit: _ninja_path(out_dir / unit.object_name) for unit in commands.units}
         for unit, path in objects.items():
             statement = [
-                f"build {path}: compile{number} {_ninja_path(unit.source)}",
+                f"build {path}: {unit.tool}{number} {_ninja_path(unit.source)}",
                 f"  compiler = {commands.compile(unit).replace('$', '$$')}",
                 f"  what = {unit.source.name}",
             ]
@@ -318,36 +360,98 @@ def generate_ninja_build_for_op(
     extra_ldflags: Optional[list[str]],
     extra_include_dirs: Optional[Sequence[Union[str, Path]]],
     needs_device_linking: bool = False,
+    embedded_cubins: Optional[Mapping[str, Union[str, Path]]] = None,
+    extra_cuda_cflags_by_source: Optional[Mapping[Union[str, Path], list[str]]] = None,
 ) -> str:
-    """Return ``build.ninja`` of a CUDA module of these sources, with outputs where ``gen_jit_spec`` puts them."""
+    """Return ``build.ninja`` of a CUDA module of these sources, with outputs where ``gen_jit_spec`` puts them.
+
+    The sources need not exist yet. ``embedded_cubins`` maps symbols to files that are linked into the library.
+    """
+    paths = [Path(source).absolute() for source in sources]
+    linked = [word for symbol, path in (embedded_cubins or {}).items() for word in embedding(symbol, Path(path))]
     spec = ModuleSpec(
         name=name,
-        sources=[Path(source).absolute() for source in sources],
+        sources=paths,
         extra_cflags=list(extra_cflags or []),
         extra_cuda_cflags=list(extra_cuda_cflags or []),
-        extra_ldflags=list(extra_ldflags or []),
+        extra_ldflags=[*linked, *(extra_ldflags or [])],
         extra_include_dirs=[Path(folder).absolute() for folder in extra_include_dirs or []],
         needs_device_linking=needs_device_linking,
+        generated={path: "" for path in paths if not path.is_file()},  # read to find includes; not written
+        cuda_cflags_by_source={Path(s).absolute(): list(f) for s, f in (extra_cuda_cflags_by_source or {}).items()},
     )
-    return ninja_text(spec, spec.build_dir)
+    return group_ninja_text({spec: spec.build_dir}, _ALL_HEADERS)
+
+
+def embedding(symbol: str, path: Path) -> list[str]:
+    """Return the link flags that put the bytes of a file between ``<symbol>`` and ``<symbol>_end``.
+
+    The object that the assembler makes of them is beside the file.
+    """
+    if not re.fullmatch(r"[A-Za-z_]\w*", symbol):
+        raise ArgumentError(f"gen_jit_spec: symbols of embedded files must be C names, got {symbol!r}")
+    assembly, compiled = path.with_name(f"{symbol}.S"), path.with_name(f"{symbol}.o")
+    quoted = str(path.absolute()).replace("\\", "\\\\").replace('"', '\\"')
+    lines = [".section .rodata", ".balign 16"]
+    lines += [f".global {symbol}", f"{symbol}:", f'.incbin "{quoted}"']
+    lines += [f".global {symbol}_end", f"{symbol}_end:", '.section .note.GNU-stack,"",%progbits', ""]
+    write_if_different(assembly, "\n".join(lines))
+    subprocess.run([str(find_cxx()), "-c", str(assembly), "-o", str(compiled)], check=True)
+    return [str(compiled)]
+
+
+# The pieces of the flags that published programs put together themselves.
+
+
+def build_common_cflags(cuda_home: str, extra_include_dirs: Optional[Sequence[Union[str, Path]]] = None) -> list[str]:
+    """Return the include flags that host compiler and nvcc share."""
+    include, _ = tvm_ffi_paths()
+    own = [jit_env.FLASHINFER_INCLUDE_DIR, jit_env.FLASHINFER_CSRC_DIR, *(extra_include_dirs or [])]
+    return [*(f"-I{folder}" for folder in own), "-isystem", str(include), "-isystem", f"{cuda_home}/include"]
+
+
+def build_cflags(common_cflags: Sequence[str], extra_cflags: Optional[Sequence[str]] = None) -> list[str]:
+    """Return the flags of the host compiler: these, a shared library's, the given ones, the variable's."""
+    return [*common_cflags, "-fPIC", *(extra_cflags or []), *knobs.extra_cflags]
+
+
+def build_cuda_cflags(common_cflags: Sequence[str], extra_cuda_cflags: Optional[Sequence[str]] = None) -> list[str]:
+    """Return the flags of nvcc: these, a shared library's, the targets', the given ones, the variable's."""
+    targets = current_compilation_context.get_nvcc_flags_list()
+    given = [*(extra_cuda_cflags or []), *knobs.extra_cuda_cflags]
+    return [*common_cflags, "--compiler-options=-fPIC", *(f for f in targets if f not in given), *given]
+
+
+def host_compiler_is_gcc() -> bool:
+    """Return True if the host compiler is GCC, whatever it is called."""
+    compiler = find_cxx()
+    if compiler is None:
+        return False
+    done = subprocess.run([str(compiler), "-dM", "-E", "-x", "c++", "/dev/null"], capture_output=True, text=True)
+    return "__GNUC__" in done.stdout and "__clang__" not in done.stdout
 
 
 # ------------------------------------------------------------------------------------------------ running
 
 
-def run_ninja(workdir: Path, ninja_file: Path, verbose: bool) -> None:
-    """Run ninja on a file of :func:`generate_ninja_build_for_op`; RuntimeError with its output when it fails."""
-    command = _ninja_command(workdir, ninja_file, verbose)
+def run_ninja(workdir: Path, ninja_file: Path, verbose: bool, max_jobs: Optional[int] = None) -> None:
+    """Run ninja on a file of :func:`generate_ninja_build_for_op`; RuntimeError with its output when it fails.
+
+    ``max_jobs`` are compiled at once, by default ``MAX_JOBS``, else as many as ninja chooses.
+    """
+    command = ["ninja", "-v", "-C", str(Path(workdir).resolve()), "-f", str(Path(ninja_file).resolve())]
+    jobs = knobs.max_jobs if max_jobs is None else max_jobs
+    command += ["-j", str(jobs)] if jobs is not None else []
     done = subprocess.run(
-        command, stdout=None if verbose else subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        executable=find_ninja(),  # also if it is not on PATH
+        stdout=None if verbose else subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
     if done.returncode != 0:
-        raise RuntimeError(f"Ninja build failed: {shlex.join(command)}\n{done.stdout or ''}")
-
-
-def _ninja_command(workdir: Path, ninja_file: Path, verbose: bool) -> list[str]:
-    command = [find_ninja(), "-C", str(workdir), "-f", str(ninja_file), "-j", str(job_count())]
-    return [*command, "-v"] if verbose else command
+        raise RuntimeError(f"Ninja build failed. Command: {shlex.join(command)}\n{done.stdout or ''}")
 
 
 def watch_ninja(
@@ -355,12 +459,16 @@ def watch_ninja(
     ninja_file: Path,
     verbose: bool,
     on_step: Optional[Callable[[int, int, str], None]] = None,
+    is_group: bool = False,
 ) -> tuple[int, str]:
     """Run ninja until all modules are done or have failed; return its exit status and everything it printed.
 
+    Several modules (``is_group``) take ``FLASHINFER_JIT_PREBUILD_MAX_JOBS`` jobs.
     ``on_step(done, total, description)`` is called for each finished step.
     """
-    command = [*_ninja_command(workdir, ninja_file, verbose), "-k", "0"]
+    jobs = (knobs.jit_prebuild_max_jobs if is_group else None) or job_count()
+    command = [find_ninja(), "-C", str(workdir), "-f", str(ninja_file), "-j", str(jobs), "-k", "0"]
+    command += ["-v"] if verbose else []
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}  # the failure report looks for "error"
     log = []
     with subprocess.Popen(

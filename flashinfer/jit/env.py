@@ -20,6 +20,7 @@ one of last resort, which must be ours from the start.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -52,6 +53,27 @@ if TYPE_CHECKING:
     CCCL_INCLUDE_DIRS: list[Path]
     SPDLOG_INCLUDE_DIR: Path
     FLASHINFER_DATA: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class AOTProvider:
+    """One distribution of pre-built modules: those that it lists, for its CUDA architectures such as ``sm90a``."""
+
+    provider_id: str
+    distribution: str
+    version: str
+    jit_cache_dir: Path
+    cuda_architectures: frozenset[str]
+    modules: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class AOTArtifact:
+    """One pre-built library of a module; None are the architectures of one that does not say."""
+
+    provider_id: str
+    path: Path
+    cuda_architectures: Optional[frozenset[str]]
 
 
 # ------------------------------------------------------------------------------------------------ cache base

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from . import env as jit_env
-from .core import JitSpec, gen_jit_spec
+from .core import JitSpec, describe_module
 
 __all__ = ["gen_globaltimer_module"]
 
 
 def gen_globaltimer_module() -> JitSpec:
-    return gen_jit_spec("globaltimer", [jit_env.FLASHINFER_CSRC_DIR / "globaltimer.cu"], backend="cuda")
+    return describe_module("globaltimer", [jit_env.FLASHINFER_CSRC_DIR / "globaltimer.cu"], backend="cuda")

@@ -38,7 +38,9 @@ def _digest(data: bytes) -> str:
 def identity(spec: ModuleSpec) -> dict[str, Any]:
     """Return everything that determines the result except file contents and compiler versions."""
     flags, tokens = module_flags(spec), flag_tokens(spec)
+    of_sources = {tokenise(str(path), tokens): own for path, own in spec.cuda_cflags_by_source.items()}
     return {
+        **({"flags_by_source": of_sources} if of_sources else {}),  # absent in manifests of other modules
         "schema": SCHEMA,
         "name": spec.name,
         "version": __version__,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 from . import env as jit_env
 from .context import current_compilation_context
@@ -34,9 +34,17 @@ class ModuleSpec:
     generated: Mapping[Path, str] = field(default_factory=dict)  #: sources written inside the build lock
     supported_major_versions: Optional[list[int]] = None  #: limits the targets to these majors
     left_out: Mapping[Target, str] = field(default_factory=dict)  #: targets that cannot hold the module, and the reason
+    default_cuda_cflags: tuple[str, ...] = ()  #: the part of extra_cuda_cflags that gen_jit_spec added
+    cuda_cflags_by_source: Mapping[Path, list[str]] = field(default_factory=dict)  #: in place of extra_cuda_cflags
+    post_load_adapter: Optional[Callable[[Any], Any]] = None  #: wraps what build_and_load returns
+    embedded_cubin_factory: Optional[Callable[[Path], Mapping[str, Path]]] = None  #: folder -> files by symbol
     cpu_target: str = ""  #: instruction set of a CPU module built ahead of time; empty: all that this machine has
 
     def __post_init__(self) -> None:
+        for name in ("extra_cflags", "extra_cuda_cflags", "extra_ldflags", "extra_include_dirs"):
+            if getattr(self, name) is None:  # published callers pass None for an empty list
+                setattr(self, name, [])
+        self.embedded: list[str] = []  #: objects made of the files of embedded_cubin_factory, when it was built
         self.found: Optional[Path] = None  #: the fresh library that was found last; the cache has several folders
 
     @property

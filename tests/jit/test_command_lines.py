@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from flashinfer.jit import cpp_ext, gen_jit_spec, toolchain
+from flashinfer.jit import build_jit_specs, core, cpp_ext, gen_jit_spec, toolchain
 from flashinfer.jit.attention import gen_single_decode_module
 from flashinfer.jit.context import current_compilation_context
 from flashinfer.jit.norm import gen_norm_module
@@ -46,7 +47,7 @@ def test_defaults(op, toolkit):
     assert defines | {"-gencode=arch=compute_90a,code=sm_90a", "--threads=1"} <= set(found.cuda)
     assert {"-Wl,-z,defs", "-l:libcudart.so.13", f"-L{toolkit}/lib64", f"-L{toolkit}/lib64/stubs"} <= set(found.link)
     assert f"-isystem{toolkit}/include" in found.host
-    assert "-use_fast_math" not in found.cuda
+    assert "-use_fast_math" not in commands(gen_norm_module("cuda")).cuda  # it flushes subnormals
 
 
 def test_toolkit_of_the_distribution(op, monkeypatch):
@@ -84,8 +85,8 @@ def test_nvcc_threads(op, monkeypatch):
     assert "--threads=4" in commands(op()).cuda
     for bad in ("0", "many"):
         monkeypatch.setenv("FLASHINFER_NVCC_THREADS", bad)
-        with pytest.warns(UserWarning, match="FLASHINFER_NVCC_THREADS"):
-            assert "--threads=1" in commands(op()).cuda
+        with pytest.raises(ValueError, match="FLASHINFER_NVCC_THREADS must be a whole number from 1 on"):
+            op()
 
 
 def test_launchers(op, toolkit, workshop, monkeypatch):
@@ -270,18 +271,20 @@ def test_jobs_are_bounded_by_cores_and_memory(monkeypatch, cores, gigabytes, job
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "all"])
-def test_bad_max_jobs_is_ignored(monkeypatch, jobs):
+def test_bad_max_jobs_is_an_error(monkeypatch, jobs):
     monkeypatch.setenv("MAX_JOBS", jobs)
-    with pytest.warns(UserWarning, match="MAX_JOBS"):
-        assert toolchain.job_count() >= 1
+    with pytest.raises(ValueError, match="MAX_JOBS must be a whole number from 1 on"):
+        toolchain.job_count()
 
 
 def test_ninja_by_hand(workshop, toolkit, capfd):
     """Check the published functions for programs that write and run the ninja file themselves."""
     source = workshop.source("op", ".cu")
     described = gen_jit_spec("op", [source], extra_cuda_cflags=["-DX"])
+    missing = cpp_ext.generate_ninja_build_for_op("op", [source.with_name("no.cu")], None, None, None, None)
+    assert "no.cu" in missing
     text = cpp_ext.generate_ninja_build_for_op("op", [source], None, ["-DX"], None, None)
-    assert text == cpp_ext.ninja_text(described, described.build_dir)
+    assert " --generate-dependencies-with-compile -MF $out.d " in text and "--dependency-output" not in text
     file = described.build_dir / "build.ninja"
     file.parent.mkdir(parents=True)
     file.write_text(text)
@@ -289,5 +292,117 @@ def test_ninja_by_hand(workshop, toolkit, capfd):
     assert described.load().answer() == 42
     assert "-DX" not in capfd.readouterr().out
     source.write_text("#error broken on purpose\n")
-    with pytest.raises(RuntimeError, match=r"Ninja build failed: .*\n(.*\n)*.*broken on purpose"):
+    with pytest.raises(RuntimeError, match=r"Ninja build failed\. .*\n(.*\n)*.*broken on purpose"):
         cpp_ext.run_ninja(file.parent, file, verbose=False)
+
+
+@pytest.mark.parametrize("given, variable, words", [(3, "5", ["-j", "3"]), (None, "5", ["-j", "5"]), (None, "", [])])
+def test_command_of_ninja(tmp_path, monkeypatch, given, variable, words):
+    seen = []
+    run = subprocess.run
+    monkeypatch.setenv("MAX_JOBS", variable)
+    monkeypatch.setattr(cpp_ext.subprocess, "run", lambda cmd, **kw: (seen.append(cmd), run(["true"], check=False))[1])
+    (tmp_path / "link").symlink_to(tmp_path)
+    cpp_ext.run_ninja(tmp_path / "link", tmp_path / "link" / "build.ninja", False, given)
+    assert seen == [["ninja", "-v", "-C", str(tmp_path), "-f", str(tmp_path / "build.ninja"), *words]]
+
+
+def test_jobs_of_a_group(monkeypatch, toolkit, workshop):
+    """Check that many modules have a number of jobs of their own, and one module has not."""
+    seen = []
+    real = subprocess.Popen
+    monkeypatch.setattr(cpp_ext.subprocess, "Popen", lambda cmd, **kw: (seen.append(cmd), real(cmd, **kw))[1])
+    monkeypatch.setenv("FLASHINFER_JIT_PREBUILD_MAX_JOBS", "7")
+    monkeypatch.setenv("MAX_JOBS", "2")
+    build_jit_specs([workshop.spec("a"), workshop.spec("b")])
+    workshop.spec("c").build()
+    assert [cmd[cmd.index("-j") + 1] for cmd in seen if "-j" in cmd] == ["7", "2"]
+
+
+def test_flags_of_published_modules(toolkit, monkeypatch):
+    """Check that sources may be absent, and the flags that programs find on the spec."""
+    spec = gen_jit_spec("op", [])
+    assert {"-std=c++17", "-Wno-switch-bool", "-DNDEBUG"} <= set(spec.extra_cflags)
+    enabled = {f"-DFLASHINFER_ENABLE_{name}" for name in ("F16", "BF16", "FP8_E4M3", "FP8_E5M2")}
+    wanted = {"-std=c++17", "--threads=1", "-use_fast_math", "-Xfatbin=-compress-all", "--compress-mode=size"}
+    assert wanted | enabled | {"-DNDEBUG"} <= set(spec.extra_cuda_cflags)
+    assert "-use_fast_math" not in gen_jit_spec("op", [], use_fast_math=False).extra_cuda_cflags
+    assert "-std=c++17" not in gen_jit_spec("op", [], ["-std=c++20"]).extra_cflags
+    for name in ("DEBUG", "VERBOSE"):
+        monkeypatch.setenv(f"FLASHINFER_JIT_{name}", "1")
+        spec = gen_jit_spec("op", [])
+        assert {"-O0", "-g"} <= set(spec.extra_cflags) and "-DNDEBUG" not in spec.extra_cflags
+        assert {"-g", "-O0", "--device-debug"} <= set(spec.extra_cuda_cflags)
+        assert not {"-G", "-DNDEBUG", "-O3"} & set(spec.extra_cuda_cflags)
+        monkeypatch.delenv("FLASHINFER_JIT_DEBUG", raising=False)
+    monkeypatch.setenv("FLASHINFER_JIT_DEBUG", "0")
+    assert "-DNDEBUG" in gen_jit_spec("op", []).extra_cflags
+
+
+def test_flags_of_single_sources(workshop, toolkit):
+    sources = [workshop.source(name, ".cu") for name in ("one", "two")]
+    spec = gen_jit_spec("op", sources, None, ["-DALL"], extra_cuda_cflags_by_source={sources[0]: ["-DONE"]})
+    one, two = (shlex.split(entry["command"]) for entry in spec.get_compile_commands())
+    assert "-DONE" in one and not {"-DALL", "-use_fast_math"} & set(one) and "-DNDEBUG" in one
+    assert {"-DALL", "-use_fast_math"} <= set(two) and "-DONE" not in two
+    for words in (one, two):
+        assert all(words.count(flag) == 1 for flag in ("-std=c++17", "-O3", "-DNDEBUG", "--threads=1"))
+
+
+def test_adapters_and_embedded_files(workshop, tmp_path):
+    """Check that a library holds the bytes of a file, and that what wraps the loaded module is returned."""
+
+    def write(folder):
+        (folder / "data.bin").write_bytes(b"four")
+        return {"blob": folder / "data.bin"}
+
+    workshop.set_answer("int(blob_end - blob)")
+    source = workshop.source("tiny", text=f'extern "C" const char blob[], blob_end[];\n{TINY}')
+    spec = gen_jit_spec(
+        "tiny", [source], backend="cpu", embedded_cubin_factory=write, post_load_adapter=lambda module: [module]
+    )
+    (module,) = spec.build_and_load()
+    assert module.answer() == 4
+
+
+def test_a_program_may_build_in_its_own_way(workshop, toolkit, monkeypatch):
+    spec = gen_jit_spec("op", [workshop.source("op", ".cu")])
+    ran = []
+    monkeypatch.setattr(core, "run_ninja", lambda *arguments: ran.append(arguments))
+    monkeypatch.setattr(core, "get_nvcc_parallelism_flags", lambda: ["--threads=9"])
+    spec.build(verbose=False, need_lock=False)
+    assert ran == [(spec.build_dir, spec.ninja_path, False)] and spec.is_ninja_generated
+    assert "--threads=9" in gen_jit_spec("op", []).extra_cuda_cflags
+    monkeypatch.setattr(core, "check_cuda_arch", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        gen_jit_spec("op", [])
+
+
+def test_generated_sources_are_on_disk_after_write_ninja(workshop):
+    """Check that ninja alone builds after write_ninja: the guide's way to look at a build."""
+    path = workshop.src / "made.cpp"
+    text = workshop.source("tiny").read_text()
+    spec = gen_jit_spec("made", [path], backend="cpu", generated={path: text}, extra_include_paths=[workshop.src])
+    spec.write_ninja()
+    assert path.read_text() == text
+    subprocess.run([toolchain.find_ninja(), "-C", str(spec.build_dir)], check=True, capture_output=True)
+    assert spec.jit_library_path.exists()
+
+
+def test_minor_versions_may_be_numbers(monkeypatch, toolkit):
+    monkeypatch.setattr(current_compilation_context, "_known", None)
+    current_compilation_context.TARGET_CUDA_ARCHS = {(8, 6)}
+    core.check_cuda_arch()
+    assert current_compilation_context.get_nvcc_flags_list()[0] == "-gencode=arch=compute_86,code=sm_86"
+    core.refresh_current_compilation_context()
+    assert {(9, "0a")} == current_compilation_context.TARGET_CUDA_ARCHS
+
+
+def test_pieces_of_the_flags(toolkit):
+    common = cpp_ext.build_common_cflags("/cuda", ["/mine"])
+    assert {"-I/mine", "/cuda/include"} <= set(common)
+    assert cpp_ext.build_cflags(common, ["-DH"])[-1] == "-DH"
+    assert "-gencode=arch=compute_90a,code=sm_90a" in cpp_ext.build_cuda_cflags(common, ["-DC"])
+    assert isinstance(cpp_ext.host_compiler_is_gcc(), bool)
+    assert core.get_tmpdir().is_dir()
+    core.FlashInferJITLogger().info_once("%s", "said")

@@ -47,7 +47,11 @@ echo "$*" >> {log}
 n=$#
 while [ $n -gt 0 ]; do
   a=$1; shift; n=$((n - 1))
-  case "$a" in -gencode*|-X*|--threads*|-lineinfo|--device-debug|-O0) ;; *) set -- "$@" "$a";; esac
+  case "$a" in
+    --generate-dependencies-with-compile) set -- "$@" -MD;;
+    -gencode*|-X*|--threads*|-lineinfo|--device-debug|-O0|-use_fast_math|--compress-mode*) ;;
+    *) set -- "$@" "$a";;
+  esac
 done
 exec {cxx} -x c++ -fPIC "$@"
 """

@@ -20,7 +20,7 @@ from ...compilation_context import sm90a_nvcc_flags
 from .. import env as jit_env
 from ..codegen import NO_SPECIAL_FUNCTIONS, render
 from ..context import current_compilation_context
-from ..core import JitSpec, gen_jit_spec
+from ..core import JitSpec, describe_module
 from ..utils import dtype_map
 from .shared_memory import Heads, decode_bytes, prefill_bytes, shared_limit
 from .variants import NVFP4_TENSORS, VariantParams, has_sm90_form
@@ -355,7 +355,7 @@ class AttentionModule:
             variant_name=self.variant_name,
             sm90_form=has_sm90_form(self.variant_decl),
         )
-        return gen_jit_spec(
+        return describe_module(
             self.name,
             [*launchers, *units],
             extra_include_paths=[directory],

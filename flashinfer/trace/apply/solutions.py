@@ -19,7 +19,7 @@ from typing import Any, Callable, Mapping, Optional, Union
 
 from ..._runtime.errors import ArgumentError
 from ...jit import env as jit_env
-from ...jit.core import gen_jit_spec
+from ...jit.core import describe_module
 from ...jit.utils import write_if_different
 from ..solution import Solution, SupportedBindings, SupportedLanguages
 
@@ -181,5 +181,5 @@ def _load_native(solution: Solution) -> Callable[..., Any]:
     folder = jit_env.gen_src_dir(backend) / name
     texts = _place_sources(solution, folder)
     sources = [path for path in texts if path.suffix in (".cu", ".cc", ".cpp")]
-    spec = gen_jit_spec(name, sources, extra_include_paths=[folder], backend=backend, generated=texts)
+    spec = describe_module(name, sources, extra_include_paths=[folder], backend=backend, generated=texts)
     return getattr(spec.build_and_load(), function)
