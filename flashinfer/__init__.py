@@ -65,6 +65,7 @@ finally:
 _ON_USE = (
     "aot",
     "artifacts",
+    "autotune_cache",
     "autotuner",
     "collect_env",
     "comm",
@@ -94,7 +95,7 @@ _ON_USE = (
 
 
 #: Names of autotuner that callers import from here.
-_OF_AUTOTUNER = ("autotune", "autotune_v2", "autotune_v2_reload")
+_OF_AUTOTUNER = ("MeasurementPolicy", "autotune", "autotune_v2", "autotune_v2_reload")
 
 #: Names of gemm that callers import from here.
 _OF_GEMM = (

@@ -31,6 +31,7 @@ from .initializers import (
     autotuner_initializer_zeros,
 )
 from .measure import is_in_profile_measurement
+from .policy import MeasurementPolicy
 from .profiles import (
     ConstraintSpec,
     DynamicDim,
@@ -50,6 +51,7 @@ __all__ = [
     "ConstraintSpec",
     "DynamicDim",
     "DynamicTensorSpec",
+    "MeasurementPolicy",
     "OptimizationProfile",
     "ProfilingCacheKey",
     "StaticDim",

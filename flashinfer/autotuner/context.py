@@ -6,16 +6,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Collection, Iterator, Optional, Sequence, Union
 
 from .._runtime.errors import ArgumentError
-from .._runtime.knobs import knobs
-from ..jit import env as jit_env
 from .autotuner import AutoTuner
 from .buckets import checked_buckets
-from .store import ResultStore
+from .policy import MeasurementPolicy
+from .store import ResultStore, get_default_cache_root
 
 __all__ = ["autotune", "autotune_v2", "autotune_v2_reload"]
 
@@ -29,6 +29,7 @@ def autotune(
     tuning_buckets: Optional[Sequence[int]] = None,
     round_up: Optional[bool] = None,
     skip_ops: Union[str, Collection[str], None] = None,
+    cuda_graph_profile_replays: Optional[int] = None,
     time_budget: Optional[float] = None,
 ) -> Iterator[None]:
     """Measure the tactics of operators that are called inside, for sizes that are not known yet.
@@ -50,6 +51,8 @@ def autotune(
         ``tuning_buckets``; the buckets of an operator map sizes as it says. None: as the context around.
     skip_ops : Union[str, Collection[str], None]
         Operators that keep their defaults, in addition to those of contexts around this one.
+    cuda_graph_profile_replays : Optional[int]
+        Replays per trial of operators that are measured as graphs, in this thread. None: as for other operators.
     time_budget : Optional[float]
         Seconds after which no further size is measured in this thread: what is known then is used, and defaults for the
         rest. A size that was begun is finished. None: no limit but that of the context around.
@@ -63,12 +66,18 @@ def autotune(
     skipped = frozenset((skip_ops,) if isinstance(skip_ops, str) else skip_ops or ())
     if time_budget is not None and not time_budget >= 0:
         raise ArgumentError(f"autotune: time_budget must be 0 seconds or more, got {time_budget}")
+    if cuda_graph_profile_replays is not None and not (
+        isinstance(cuda_graph_profile_replays, int) and cuda_graph_profile_replays >= 1
+    ):
+        raise ArgumentError(
+            f"autotune: cuda_graph_profile_replays must be 1 or more, got {cuda_graph_profile_replays!r}"
+        )
     deadline = float("inf") if time_budget is None else time.monotonic() + time_budget
     tuner, path = AutoTuner.get(), None if cache is None else Path(cache)
     if path is not None:
         tuner._forget_loaded()
         _load(tuner, path)
-    tuner.enter(tune_mode, buckets, round_up, skipped, deadline)
+    tuner.enter(tune_mode, buckets, round_up, skipped, deadline, cuda_graph_profile_replays)
     is_done = False
     try:
         yield
@@ -79,11 +88,16 @@ def autotune(
             _save(tuner, path, is_done)
 
 
+_inside = threading.local()
+
+
 @contextlib.contextmanager
 def autotune_v2(
     mode: str = "tune",
-    cache_root: Optional[Union[str, os.PathLike[str]]] = None,
     persistent_cache: bool = True,
+    cache_root: Optional[Union[str, os.PathLike[str]]] = None,
+    measurement_policy: Optional[MeasurementPolicy] = None,
+    *,
     tuning_buckets: Optional[Sequence[int]] = None,
     round_up: Optional[bool] = None,
     skip_ops: Union[str, Collection[str], None] = None,
@@ -91,17 +105,21 @@ def autotune_v2(
 ) -> Iterator[None]:
     """Tune as :func:`autotune` does, with results in a store that processes share instead of in a file.
 
-    The store has a file for each result and a folder for each environment (versions and GPU), so that processes, and
-    machines with a common file system, may write to it at the same time. The first result published for a size stays.
+    The store has a file for each result and a folder for each environment (versions, GPU, policy), so that processes,
+    and machines with a common file system, may write to it at the same time. The first result published for a size
+    stays. The results of the store are used until another one is opened.
 
     Parameters
     ----------
     mode : str
-        ``"tune"`` measures sizes that are not known yet; ``"lookup"`` only looks results up.
-    cache_root : Optional[str]
-        Folder of the store; default: ``FLASHINFER_AUTOTUNE_DIR``, else ``autotune`` in the cache directory.
+        ``"tune"`` measures sizes that are not known yet; ``"replay"`` (or ``"lookup"``) only looks results up.
     persistent_cache : bool
-        False neither reads nor writes the store.
+        False neither reads nor writes a store.
+    cache_root : Optional[str]
+        Folder of the store; default: ``FLASHINFER_AUTOTUNE_CACHE_DIR``, else ``FLASHINFER_AUTOTUNE_DIR``, else
+        ``autotune`` in the cache directory.
+    measurement_policy : Optional[MeasurementPolicy]
+        How trials are made. Results of different policies do not mix in a store.
     tuning_buckets, round_up, skip_ops, time_budget
         As for :func:`autotune`.
 
@@ -110,17 +128,29 @@ def autotune_v2(
     >>> with flashinfer.autotune_v2(persistent_cache=False):
     ...     y = flashinfer.rmsnorm(torch.ones(1, 64), torch.ones(64))
     """
-    if mode not in ("tune", "lookup"):
-        raise ArgumentError(f"autotune_v2: mode must be 'tune' or 'lookup', got {mode!r}")
+    if mode not in ("tune", "replay", "lookup"):
+        raise ArgumentError(f"autotune_v2: mode must be 'tune' or 'replay', got {mode!r}")
+    if not isinstance(persistent_cache, bool):
+        raise TypeError(f"autotune_v2: persistent_cache must be a bool, got {persistent_cache!r}")
+    if measurement_policy is not None and not isinstance(measurement_policy, MeasurementPolicy):
+        raise TypeError(f"autotune_v2: measurement_policy must be a MeasurementPolicy, got {measurement_policy!r}")
+    if getattr(_inside, "is_open", False):
+        raise RuntimeError("autotune_v2: nested autotune_v2 contexts are unsupported: end the one around this first")
     tuner, tunes = AutoTuner.get(), mode == "tune"
+    policy = measurement_policy or MeasurementPolicy()
     store = None
     if persistent_cache:
-        root = cache_root or knobs.autotune_dir or jit_env.FLASHINFER_CACHE_DIR / "autotune"
-        store = tuner.open_store(Path(os.path.expanduser(root)).absolute())
+        root = get_default_cache_root() if cache_root is None else Path(os.path.expanduser(cache_root)).absolute()
+        store = tuner.open_store(root, policy.manifest_fields())
+    _inside.is_open = True
     try:
-        with autotune(tunes, None, tuning_buckets, round_up, skip_ops, time_budget):
+        with (
+            autotune(tunes, None, tuning_buckets, round_up, skip_ops, time_budget=time_budget),
+            tuner.measuring_by(policy),
+        ):
             yield
     finally:
+        _inside.is_open = False
         if store is not None and tunes:
             _publish(tuner, store)
 

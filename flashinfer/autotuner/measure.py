@@ -65,6 +65,7 @@ def median_ms(
     delay_us: int,
     is_cold: bool,
     use_cuda_graph: bool,
+    uses_events: bool = False,
 ) -> float:
     """Return the median milliseconds of ``call(inputs)`` on the first tensor's device; calls take the lists in turn."""
     from ..testing.cold_cache import CacheFlush
@@ -87,8 +88,9 @@ def median_ms(
             torch.cuda.synchronize()
             # The GPU is kept busy first, so that it does not wait for the host between kernels. The delay is in cycles:
             # about half of the requested time at current clock rates.
-            torch.cuda._sleep(delay_us * 1000)
-            read_clock = _globaltimer()
+            if delay_us:
+                torch.cuda._sleep(delay_us * 1000)
+            read_clock = None if uses_events else _globaltimer()
             if read_clock is None:
                 return statistics.median(time_by_events(_in_turn(calls), repeat, flush))
             return statistics.median(_time_by_globaltimer(_in_turn(calls), repeat, flush, read_clock, device))

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, Iterator, NamedTuple, Optional
 
 from .._runtime.kept import KeptChoices, NoChoices
+from .policy import MeasurementPolicy
 from .profiles import TuningConfig, with_buckets
 
 __all__ = ["Overrides"]
@@ -19,6 +21,8 @@ class _Overrides(NamedTuple):
     round_up: Optional[bool] = None
     skip_ops: frozenset[str] = frozenset()
     deadline: float = float("inf")  #: time.monotonic() after which no trial of a bucket begins
+    replays: Optional[int] = None  #: of a graph, per trial
+    policy: MeasurementPolicy = MeasurementPolicy()
 
 
 class Overrides:
@@ -59,6 +63,7 @@ class Overrides:
         round_up: Optional[bool],
         skip_ops: frozenset[str],
         deadline: float = float("inf"),
+        replays: Optional[int] = None,
     ) -> None:
         """Begin a context, which :meth:`leave` ends. None inherits the value of the enclosing context."""
         stack = self._stack()
@@ -69,10 +74,23 @@ class Overrides:
                 outer.round_up if round_up is None else round_up,
                 outer.skip_ops | skip_ops,
                 min(outer.deadline, deadline),
+                outer.replays if replays is None else replays,
+                outer.policy,
             )
         )
         self._count_contexts(+1, tune_mode)
         type(self).was_used |= tune_mode
+
+    @contextlib.contextmanager
+    def measuring_by(self, policy: MeasurementPolicy) -> Iterator[None]:
+        """Make trials of this thread by a policy for the length of a ``with`` block."""
+        stack = self._stack()
+        before = stack[-1]
+        stack[-1] = before._replace(policy=policy)
+        try:
+            yield
+        finally:
+            stack[-1] = before
 
     def leave(self, tune_mode: bool) -> None:
         self._stack().pop()
@@ -100,6 +118,14 @@ class Overrides:
     @property
     def _effective_skip_ops(self) -> frozenset[str]:
         return self._stack()[-1].skip_ops
+
+    @property
+    def _policy(self) -> MeasurementPolicy:
+        return self._stack()[-1].policy
+
+    @property
+    def _replays(self) -> Optional[int]:
+        return self._stack()[-1].replays
 
     @property
     def _deadline(self) -> float:

@@ -168,6 +168,16 @@ class ProfilingCacheKey(NamedTuple):
         """Key for files. The hash is left out because it differs between processes."""
         return str((self.custom_op, self.runner_class_name, self.nearest_profile, self.extras))
 
+    @property
+    def key_fields(self) -> dict[str, Any]:
+        """The parts of :attr:`file_key` by name."""
+        return {
+            "custom_op": self.custom_op,
+            "runner_class_name": self.runner_class_name,
+            "nearest_profile": self.nearest_profile,
+            "extras": self.extras,
+        }
+
 
 @functools.lru_cache(maxsize=1024)
 def _with_bucket_rule(

@@ -48,7 +48,7 @@ class SavedResults(ABC):
         self._published: dict[str, dict[str, Any]] = {}  # records not saved yet, by namespace
         self._generations: dict[str, int] = {}  # generation of each file when the file was read
         self._stores: dict[Path, ResultStore] = {}  # stores that autotune_v2 has opened
-        self._warned_cache_mismatch: set[Fit] = set()
+        self._warned_cache_mismatch: set[str] = set()
 
     @abstractmethod
     def _metadata(self) -> dict[str, str]:
@@ -130,9 +130,17 @@ class SavedResults(ABC):
         self._generations[_name(path)] = generation + 1
         self._records, self._published, self._dirty = records, {}, False
 
-    def open_store(self, root: Path) -> ResultStore:
-        """Add the results of the store below ``root`` that fit this environment, and return the store."""
-        store = self._stores[root] = ResultStore(root, self._metadata())
+    def open_store(self, root: Path, policy: Optional[Mapping[str, Any]] = None) -> ResultStore:
+        """Add the results of the store below ``root`` that fit this environment and policy, and return the store.
+
+        The results of the store that was open before are no longer used.
+        """
+        store = ResultStore(root, {**self._metadata(), **(policy or {})})
+        for other in [other for other in self._stores.values() if other.folder != store.folder]:
+            for key in [key for key, path in self._origins.items() if path == other.path_of(key)]:
+                self._file_configs.pop(key, None)
+                del self._origins[key]
+        self._stores = {root: store}
         self._take_stored(store, store.read())
         return store
 
@@ -199,9 +207,10 @@ class SavedResults(ABC):
         """Compare a file with this machine. Warns once for each reason not to use the file."""
         current = self._metadata()
         fit = fit_of(content, current)
-        if fit is Fit.YES or fit in self._warned_cache_mismatch:
+        kind = "hard" if fit is Fit.NO else "soft"
+        if fit is Fit.YES or kind in self._warned_cache_mismatch:
             return fit
-        self._warned_cache_mismatch.add(fit)
+        self._warned_cache_mismatch.add(kind)
         definite, unsaid = classify_metadata(content[METADATA], current)
         differences = ", ".join(f"{name} {there}, here {here}" for name, (there, here) in (definite or unsaid).items())
         if fit is Fit.NO:

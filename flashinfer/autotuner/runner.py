@@ -30,6 +30,11 @@ class TunableRunner(abc.ABC):
     def forward(self, inputs: list[Any], tactic: Any = FALLBACK, do_preparation: bool = False, **kwargs: Any) -> Any:
         """Run with a tactic; -1 always works. ``do_preparation`` is set in one untimed call before the trials."""
 
+    def precompile_tactics(  # noqa: B027  (a runner without anything to compile leaves it as it is)
+        self, inputs: list[Any], tactics: Sequence[Any], profile: OptimizationProfile, **kwargs: Any
+    ) -> None:
+        """Compile what the tactics of a profile need; called once before their trials."""
+
     def get_cache_key_extras(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Return what results depend on besides shapes, such as dtypes."""
         return ()

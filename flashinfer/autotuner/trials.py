@@ -95,7 +95,9 @@ class Trials(Overrides):
             obstacle = error
         for runner in runners:
             tactics = self._blocklist.filter(op, runner, runner.get_valid_tactics(tensors, profile))
-            unusable = obstacle or (self._prepare_runner(runner, tensors, kwargs) if tactics else None)
+            unusable = obstacle or (
+                self._prepare_runner(runner, tensors, tactics, profile, kwargs) if tactics else None
+            )
             for tactic in tactics:
                 try:
                     if unusable is not None:
@@ -110,8 +112,15 @@ class Trials(Overrides):
                 yield runner, tactic, time_ms
 
     @staticmethod
-    def _prepare_runner(runner: TunableRunner, tensors: list[Any], kwargs: dict[str, Any]) -> Optional[Exception]:
+    def _prepare_runner(
+        runner: TunableRunner,
+        tensors: list[Any],
+        tactics: Sequence[Any],
+        profile: OptimizationProfile,
+        kwargs: dict[str, Any],
+    ) -> Optional[Exception]:
         try:
+            runner.precompile_tactics(tensors, tactics, profile, **kwargs)
             runner(tensors, tactic=FALLBACK, do_preparation=True, **kwargs)
         except Exception as error:
             return error
@@ -183,12 +192,15 @@ class Trials(Overrides):
         **kwargs: Any,
     ) -> float:
         """Measure one tactic in milliseconds. Programs replace this method to simulate times: every trial calls it."""
+        policy = self._policy
+        uses_graph = tuning_config.use_cuda_graph if policy.use_cuda_graph is None else policy.use_cuda_graph
         return median_ms(
             lambda one: runner(one, tactic=tactic, **kwargs),
             input_tensor_batches or [list(inputs)],
             warmup=self.warmup,
-            repeat=self.repeat,
-            delay_us=self.stream_delay_micro_secs,
-            is_cold=tuning_config.use_cold_l2_cache,
-            use_cuda_graph=tuning_config.use_cuda_graph,
+            repeat=(uses_graph and self._replays) or self.repeat,
+            delay_us=0 if policy.timer == "events_no_delay" else self.stream_delay_micro_secs,
+            is_cold=tuning_config.use_cold_l2_cache if policy.cold_l2 is None else policy.cold_l2,
+            use_cuda_graph=uses_graph,
+            uses_events=policy.timer in ("events", "events_no_delay"),
         )

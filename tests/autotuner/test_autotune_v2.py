@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 
 import pytest
+import torch
 
 import flashinfer
-from flashinfer import autotune, autotune_v2, autotune_v2_reload
+from flashinfer import MeasurementPolicy, autotune, autotune_cache, autotune_v2, autotune_v2_reload
 from flashinfer._runtime.knobs import knobs
-from flashinfer.autotuner import AutoTuner
+from flashinfer.autotuner import AutoTuner, trials
 from flashinfer.autotuner import autotuner as autotuner_module
 from flashinfer.jit import env as jit_env
 
@@ -30,7 +32,13 @@ def environment(monkeypatch):
 
 
 def files(root) -> list:
-    return sorted(path for path in root.rglob("*") if path.is_file())
+    """Return the files of results below a folder, and what is left over; each environment has a manifest besides."""
+    return sorted(path for path in root.rglob("*") if path.is_file() and path.name != "manifest.json")
+
+
+def entry(tactic=None) -> str:
+    """Return the text of a stored result; one without a tactic is none."""
+    return json.dumps({"key": KEY, "runner": "Sleeper", **({"tactic": tactic} if tactic else {})})
 
 
 def test_results_of_other_processes(tuner, tmp_path):
@@ -39,7 +47,13 @@ def test_results_of_other_processes(tuner, tmp_path):
         assert choose(4)[1] == (1,)
     assert len(files(tmp_path)) == 2, "both buckets of the operator"
     contents = [json.loads(path.read_text()) for path in files(tmp_path)]
-    assert {"_metadata": HERE, KEY: ["Sleeper", [1]]} in contents
+    assert json.loads(entry([1])) in contents
+    assert {path.parent.name for path in files(tmp_path)} == {"entries"}
+    (manifest,) = tmp_path.glob("v2/*/manifest.json")
+    text = json.dumps({**HERE, "cache_schema": "v2"}, sort_keys=True, separators=(",", ":"))
+    assert json.loads(manifest.read_text()) == json.loads(text)
+    assert manifest.parent.name == hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert f"{hashlib.sha256(KEY.encode()).hexdigest()[:24]}.json" in {path.name for path in files(tmp_path)}
     tuner.clear_cache()
     calls.clear()
     with autotune_v2(cache_root=str(tmp_path)):
@@ -50,13 +64,13 @@ def test_results_of_other_processes(tuner, tmp_path):
 
 
 def test_looking_up(tuner, tmp_path):
-    with autotune_v2(mode="lookup", cache_root=tmp_path):
+    with autotune_v2(mode="replay", cache_root=tmp_path):
         assert choose(4)[1] == -1 and calls == []
     assert files(tmp_path) == []
     with autotune_v2(cache_root=tmp_path):
         choose(4)
     tuner.clear_cache()
-    with autotune_v2(mode="lookup", cache_root=tmp_path):
+    with autotune_v2(mode="replay", cache_root=tmp_path):
         assert choose(4)[1] == (1,)
 
 
@@ -72,7 +86,6 @@ def test_the_first_result_stays(tuner, tmp_path):
     other.open_store(tmp_path).publish(other._measured())
     assert choose(4)[1] == (1,), "what was measured here, until the reload"
     assert [path.read_text() for path in files(tmp_path) if "elsewhere" not in path.parts] == before
-    del other._stores[tmp_path / "elsewhere"]
     autotune_v2_reload()
     assert choose(4)[1] == (2,)
     AutoTuner._instance = tuner
@@ -127,7 +140,7 @@ def test_damaged_files(tuner, tmp_path, caplog):
     with autotune_v2(cache_root=tmp_path):
         choose(4)
     broken, *_ = files(tmp_path)
-    for content in ("{", "[]", '{"_metadata": {}}', json.dumps({"_metadata": HERE, KEY: ["Sleeper"]})):
+    for content in ("{", "[]", '{"_metadata": {}}', entry()):
         broken.write_text(content)
         tuner.clear_cache()
         with autotune_v2(mode="lookup", cache_root=tmp_path):
@@ -142,7 +155,7 @@ def test_damaged_files_are_replaced(tuner, tmp_path, content):
         choose(4)
     (path,) = (path for path in files(tmp_path) if KEY in path.read_text())
     good = path.read_text()
-    path.write_text(json.dumps({"_metadata": HERE, KEY: ["Sleeper"]}) if content == "no result" else content)
+    path.write_text(entry() if content == "no result" else content)
     for has_to_measure in (True, False):
         tuner.clear_cache()
         calls.clear()
@@ -158,7 +171,7 @@ def test_tactics_of_the_store_that_do_not_exist(tuner, tmp_path, caplog):
         choose(4)
     (path,) = (path for path in files(tmp_path) if KEY in path.read_text())
     good = path.read_text()
-    path.write_text(json.dumps({"_metadata": HERE, KEY: ["Sleeper", [47]]}))
+    path.write_text(entry([47]))
     tuner.clear_cache()
     with autotune_v2(mode="lookup", cache_root=tmp_path):
         assert choose(4)[1] == -1
@@ -193,7 +206,7 @@ def test_results_survive_an_error(tmp_path):
 
 
 def test_wrong_mode():
-    wrong_mode = pytest.raises(ValueError, match="autotune_v2: mode must be 'tune' or 'lookup', got 'fast'")
+    wrong_mode = pytest.raises(ValueError, match="autotune_v2: mode must be 'tune' or 'replay', got 'fast'")
     with wrong_mode, autotune_v2(mode="fast"):
         pass
     wrong_budget = pytest.raises(ValueError, match="time_budget must be 0 seconds or more, got -1")
@@ -229,6 +242,88 @@ with flashinfer.autotune_v2(cache_root={str(tmp_path)!r}, tuning_buckets=(16,)):
 print(len(AutoTuner.get().profiling_cache), len(AutoTuner.get()._file_configs))
 """
     assert [run_python(["-c", program], check=True).stdout.split() for _ in range(2)] == [["1", "0"], ["0", "1"]]
+
+
+def test_wrong_arguments(tmp_path):
+    with pytest.raises(TypeError, match="persistent_cache must be a bool"), autotune_v2("tune", str(tmp_path)):
+        pass
+    with autotune_v2("replay", False), autotune():
+        nested = pytest.raises(RuntimeError, match="nested autotune_v2 contexts are unsupported")
+        with nested, autotune_v2(persistent_cache=False):
+            pass
+    with autotune(), autotune_v2("tune", True, tmp_path):
+        choose(4)
+    assert len(files(tmp_path)) == 2
+    for bad, text in (
+        ({"execution_mode": "fast"}, "MeasurementPolicy.execution_mode must be"),
+        ({"_timer": "sun"}, "MeasurementPolicy._timer must be"),
+        ({"execution_mode": "eager", "_timer": "cupti"}, "rejects"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            MeasurementPolicy(**bad)
+
+
+def test_policies(tuner, tmp_path, monkeypatch):
+    """Check that a policy decides how trials are made, and that stores of different policies do not mix."""
+    seen = []
+    monkeypatch.setattr(trials, "median_ms", lambda call, lists, **how: seen.append(how) or 1.0)
+    policy = MeasurementPolicy("cuda_graph", cold_l2=True, _timer="events_no_delay")
+    assert policy.manifest_fields() == {
+        "measure_execution_mode": "cuda_graph",
+        "measure_cold_l2": True,
+        "measure_timer": "events_no_delay",
+    }
+    assert MeasurementPolicy().manifest_fields() == {} and MeasurementPolicy().use_cuda_graph is None
+    with autotune(cuda_graph_profile_replays=7), autotune_v2("tune", True, tmp_path, policy):
+        choose(4)
+    wanted = {"use_cuda_graph": True, "is_cold": True, "delay_us": 0, "uses_events": True, "repeat": 7}
+    assert all(how.items() >= wanted.items() for how in seen) and seen
+    tuner.clear_cache()
+    with autotune_v2("replay", True, tmp_path):
+        assert choose(4)[1] == -1, "another policy"
+    with autotune_v2("replay", True, tmp_path, policy):
+        assert choose(4)[1] != -1
+
+
+def test_the_store_by_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHINFER_AUTOTUNE_DIR", str(tmp_path / "old"))
+    assert autotune_cache.get_default_cache_root() == tmp_path / "old"
+    monkeypatch.setenv("FLASHINFER_AUTOTUNE_CACHE_DIR", str(tmp_path))
+    assert autotune_cache.get_default_cache_root() == tmp_path
+    store = autotune_cache.ManagedAutotuneCache(HERE)
+    assert store.lookup("key") is None and store.preload() == (0, 0, 0)
+    fields = {"dtype": torch.bfloat16, "profile": ((4, 3), ())}
+    store.publish("key", "Sleeper", (1, "a"), fields, {"execution_mode": "eager"})
+    (path,) = files(tmp_path)
+    assert json.loads(path.read_text())["key_fields"] == {
+        "dtype": {"__dtype__": "bfloat16"},
+        "profile": {"__tuple__": [{"__tuple__": [4, 3]}, {"__tuple__": []}]},
+    }
+    other = autotune_cache.ManagedAutotuneCache(HERE, tmp_path)
+    found = autotune_cache.ManagedCacheEntry("Sleeper", (1, "a"), {"execution_mode": "eager"})
+    assert other.lookup("key") == found and other.preload() == (1, 1, 0)
+    path.write_text("{")
+    assert other.lookup("key") == found
+    other.clear_memo()
+    assert other.lookup("key") is None and other.preload() == (0, 1, 1)
+    assert autotune_cache.ManagedAutotuneCache({**HERE, "gpu": "H100"}, tmp_path).lookup("key") is None
+
+
+def test_runners_compile_before_trials():
+    """Check that what a runner compiles for its tactics is asked for once per profile, before the first trial."""
+    order = []
+
+    class Compiling(Sleeper):
+        def precompile_tactics(self, inputs, tactics, profile, **kwargs):
+            order.append(list(tactics))
+
+        def forward(self, inputs, tactic=-1, do_preparation=False, **kwargs):
+            order.append("run")
+            return super().forward(inputs, tactic, do_preparation, **kwargs)
+
+    with autotune_v2("tune", False):
+        choose(4, [Compiling()])
+    assert order[0] != "run" and sum(one != "run" for one in order) == 2, "two buckets"
 
 
 def test_names():
