@@ -5,7 +5,7 @@ level 0   nothing: the decorated name is the plain function
       1   one line with the API name, before the call
       3   + arguments as they were passed before the call, results after it (shape, stride, dtype, device, ...)
       5   + min, max, mean, NaN and Inf counts; during a capture, a kernel prints them at each replay
-     10   + tensor dumps (``flashinfer.dump``)
+     10   + tensor dumps (``flashinfer.dump``); with ``FLASHINFER_DUMP_DIR`` set, from level 1 on
 
 ``FLASHINFER_LOGLEVEL`` and the other variables are read once, when this module is imported. What is known about a call
 is on disk before the call starts, so it survives a crash inside. A failure of the log never reaches the caller.
@@ -58,11 +58,17 @@ class LogSettings:
     level: int = 0
     dest: str = "stdout"
     dump: DumpSettings = field(default_factory=DumpSettings)
+    dumps: Optional[bool] = None  #: whether tensors are dumped; None: from level 10 on
+
+    def __post_init__(self) -> None:
+        if self.dumps is None:
+            object.__setattr__(self, "dumps", self.level >= 10)
 
     @classmethod
     def from_knobs(cls) -> LogSettings:
         dest = "stderr" if knobs.log_dest == "stdout" and _is_our_command() else knobs.log_dest
-        return cls(knobs.log_level, dest, DumpSettings.from_knobs())
+        dumps = knobs.log_level >= 10 or (knobs.log_level >= 1 and bool(os.environ.get("FLASHINFER_DUMP_DIR")))
+        return cls(knobs.log_level, dest, DumpSettings.from_knobs(), dumps)
 
 
 def _is_our_command() -> bool:
@@ -158,7 +164,7 @@ class _ApiLog:
 
     def __init__(self, settings: LogSettings) -> None:
         self.settings = settings
-        self._dumper = Dumper(settings.dump) if settings.level >= 10 else None
+        self._dumper = Dumper(settings.dump) if settings.dumps else None
         self._counters: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
         self._banner_due = True
 
@@ -206,10 +212,10 @@ class _ApiLog:
         head = f"FlashInfer API Call: {call.name} (call {call.sequence})"
         if not self._is_detailed(call):
             _log.info(head)
-            return None
-        lines = [head, _THIN_RULE, *self._describe_arguments(call, signature)]
-        _log.info("\n".join(lines), extra={"ruled": True})
-        if self._dumper is None:
+        else:
+            lines = [head, _THIN_RULE, *self._describe_arguments(call, signature)]
+            _log.info("\n".join(lines), extra={"ruled": True})
+        if self._dumper is None or not self.settings.dump.selects(call.name):
             return None
         with _harmless("the dump of the inputs"):
             dump = self._dumper.begin(call)
@@ -219,21 +225,23 @@ class _ApiLog:
         return None
 
     def _after(self, call: Optional[ApiCall], dump: Optional[CallDump], result: Any) -> None:
-        if call is None or not self._is_detailed(call):
-            return
+        if call is not None and self._is_detailed(call):
+            self._log_result(call, result)
+        if self._dumper is not None and dump is not None:
+            self._dumper.end(dump, result)
+
+    def _log_result(self, call: ApiCall, result: Any) -> None:
         statistics = self._statistics(call)
         lines = [f"{call.name} returned (call {call.sequence})", "Output value:", *describe_result(result, statistics)]
         if result is None and self.settings.level >= 5:  # the function wrote its results to its arguments
             lines += ["Arguments after the call:", *self._describe_passed(call)]
         _log.info("\n".join(lines))
-        if self._dumper is not None and dump is not None:
-            self._dumper.end(dump, result)
 
     def _failed(self, call: Optional[ApiCall], dump: Optional[CallDump], error: Exception) -> None:
         if call is not None and self._is_detailed(call):
             _log.info("%s raised (call %d): %s: %s", call.name, call.sequence, type(error).__name__, error)
-            if self._dumper is not None and dump is not None:
-                self._dumper.fail(dump, error)
+        if self._dumper is not None and dump is not None:
+            self._dumper.fail(dump, error)
 
     def _is_detailed(self, call: ApiCall) -> bool:
         return self.settings.level >= 3 and self.settings.dump.selects(call.name)

@@ -223,7 +223,13 @@ class Knobs:
         "FLASHINFER_LOGLEVEL", _whole(0), 0, "API log: 0 off, 1 names, 3 arguments, 5 statistics, 10 dumps", "log"
     )
     log_dest = Knob("FLASHINFER_LOGDEST", str, "stdout", "stdout, stderr or a file; %i becomes the process id", "log")
-    dump_dir = Knob("FLASHINFER_DUMP_DIR", _path, Path("flashinfer_dumps"), "where level 10 writes tensors", "log")
+    dump_dir = Knob(
+        "FLASHINFER_DUMP_DIR",
+        _path,
+        Path("flashinfer_dumps"),
+        "set: levels from 1 on dump here; default of level 10",
+        "log",
+    )
     dump_include = Knob(
         "FLASHINFER_DUMP_INCLUDE", str, "", "comma list of wildcards: log and dump only these APIs", "log"
     )
@@ -288,6 +294,7 @@ class Knobs:
         "1: autotune() uses the results of its file and measures nothing",
         "ops",
     )
+    autotune_cache_dir = Knob("FLASHINFER_AUTOTUNE_CACHE_DIR", str, "", "as FLASHINFER_AUTOTUNE_DIR, before it", "ops")
     autotune_dir = Knob(
         "FLASHINFER_AUTOTUNE_DIR",
         str,

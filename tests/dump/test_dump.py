@@ -770,3 +770,21 @@ def test_cuda_dumps_and_devices(dumps):
     assert result["comparison_match"] and result["args"][0].is_cuda and result["args"][0].stride() == (1, 3)
     assert result["args"][1][0].device.type == "cpu"  # host tensors beside CUDA ones keep their device
     assert replay_from_dump(on.directories[0], True, "cpu", True)["comparison_match"]
+
+
+@pytest.mark.parametrize("level, named, count", [(0, 1, 0), (1, 1, 1), (3, 1, 1), (5, 0, 0), (10, 0, 1)])
+def test_levels_that_dump(tmp_path, monkeypatch, level, named, count):
+    """Check that a folder that is named is written to at any level, and the default one from level 10 on."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLASHINFER_LOGLEVEL", str(level))
+    monkeypatch.setenv("FLASHINFER_LOGDEST", str(tmp_path / "log"))
+    monkeypatch.setenv("FLASHINFER_DUMP_DIR", str(tmp_path / "flashinfer_dumps") if named else "")
+
+    @make_api_decorator(LogSettings.from_knobs())
+    def double(x):
+        return 2 * x
+
+    double(torch.ones(2))
+    found = [path for path in (tmp_path / "flashinfer_dumps").glob("*") if path.is_dir()]
+    assert len(found) == count
+    assert not found or len(list(found[0].glob("*.pt"))) == 2, "inputs and outputs"

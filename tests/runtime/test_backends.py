@@ -13,7 +13,7 @@ import timeit
 import pytest
 import torch
 
-from flashinfer import utils
+from flashinfer import scale, utils
 from flashinfer._runtime.arch import ALL_CCS, CPU, HOPPER_ON, TURING_ON
 from flashinfer._runtime.errors import BackendSupportedError
 from flashinfer.utils import backend_requirement, supported_compute_capability
@@ -409,3 +409,15 @@ def test_torch_compile_traces_through():
     compiled = torch.compile(double_or_triple, fullgraph=True, backend="eager")
     assert compiled(torch.ones(3)).tolist() == [2, 2, 2]
     assert compiled(torch.ones(4)).tolist() == [3, 3, 3, 3]
+
+
+def test_the_queries_of_the_tutorial():
+    """Check that scale, which has no backends, answers each line of the tutorial with a boolean."""
+    answers = [
+        scale.is_backend_supported("cutlass"),
+        scale.is_backend_supported("cutlass", cc=90),
+        scale.is_compute_capability_supported(90),
+        scale.has_backend("cutlass"),
+        scale.has_backend_choices(),
+    ]
+    assert answers == [False, False, True, False, False]
