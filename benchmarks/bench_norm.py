@@ -15,6 +15,7 @@ from harness import Bench, bf16, case, e4m3, empty, fp16, fp32, grid, main, nbyt
 import flashinfer.norm as norm
 from flashinfer.testing import Tolerance
 from flashinfer.trace.templates import norm as templates
+from flashinfer.trace.templates import norm_gated as gated
 
 # A decode batch, one step of a large batch, long prompts of a 7B and of a 400B model, and a width no vector divides.
 SHAPES = [(1, 4096), (128, 8192), (16384, 4096), (4096, 16384), (4096, 4099)]
@@ -179,6 +180,42 @@ def fused_rmsnorm_silu(batch_size: int, hidden_size: int, out_dtype: torch.dtype
         baseline=lambda x, w, out: out.copy_(F.silu(_torch_rmsnorm(x, w))),
         reference=lambda x, w, out: templates.fused_rmsnorm_silu_trace.reference(x, w, EPS, out.dtype),
         bytes=nbytes(x, w, out),
+    )
+
+
+@case("gated_residual_next_rmsnorm", cpu=grid(rows=[64]), cuda=grid(rows=[64, 4096]))
+def gated_residual_next_rmsnorm(rows: int, hidden: int = 8192) -> Bench:
+    x, r, out, y = rand(rows, hidden, bf16), rand(rows, hidden), empty(rows, hidden, fp32), empty(rows, hidden, bf16)
+    w, alpha, beta = rand(hidden, bf16), rand(hidden), rand(hidden)
+    return Bench(
+        run=lambda x, r, out, y: norm.gated_residual_next_rmsnorm(x, r, w, alpha, beta, residual_out=out, ffn_input=y),
+        args=(x, r, out, y),
+        reference=lambda x, r, *_: gated.gated_residual_next_rmsnorm_trace.reference(x, r, w, alpha, beta),
+        bytes=nbytes(x, r, out, y),
+    )
+
+
+@case("gated_residual_rmsnorm", cpu=grid(rows=[64]), cuda=grid(rows=[64, 4096]))
+def gated_residual_rmsnorm(rows: int, hidden: int = 8192) -> Bench:
+    x, r, out = rand(rows, hidden, bf16), rand(rows, hidden), empty(rows, hidden, fp32)
+    w, alpha, beta = rand(hidden, bf16), rand(hidden), rand(hidden)
+    return Bench(
+        run=lambda x, r, out: norm.gated_residual_rmsnorm(x, r, w, alpha, beta, out=out),
+        args=(x, r, out),
+        reference=lambda x, r, _: gated.gated_residual_rmsnorm_trace.reference(x, r, w, alpha, beta),
+        bytes=nbytes(x, r, out),
+    )
+
+
+@case("rmsnorm_sigmoid_gate", cpu=grid(rows=[64]), cuda=grid(rows=[4096]))
+def rmsnorm_sigmoid_gate(rows: int, heads: int = 64) -> Bench:
+    x, gate = rand(rows, heads, 64, bf16), rand(rows, heads, 64, bf16)
+    return Bench(
+        run=norm.rmsnorm_sigmoid_gate,
+        args=(x, gate),
+        results=(0,),
+        reference=gated.rmsnorm_sigmoid_gate_trace.reference,
+        bytes=nbytes(x, gate, x),
     )
 
 

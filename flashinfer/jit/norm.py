@@ -8,7 +8,13 @@ from typing import Iterator
 from .codegen import stage
 from .core import JitSpec
 
-__all__ = ["gen_dit_layernorm_module", "gen_norm_module", "gen_norm_modules", "gen_qk_rmsnorm_rope_module"]
+__all__ = [
+    "gen_dit_layernorm_module",
+    "gen_gated_norm_module",
+    "gen_norm_module",
+    "gen_norm_modules",
+    "gen_qk_rmsnorm_rope_module",
+]
 
 
 # Template arguments of NormForm in include/flashinfer/norm.h: fp8 output, residual, silu.
@@ -30,6 +36,11 @@ def gen_dit_layernorm_module(backend: str = "cuda") -> JitSpec:
     return stage("dit_layernorm", backend=backend, kernels={"bfloat16_t": {}})
 
 
+def gen_gated_norm_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of the norms with gains and gates."""
+    return stage("gated_norm", backend=backend, kernels={"bfloat16_t": {}})
+
+
 def gen_qk_rmsnorm_rope_module() -> JitSpec:
     """Describe the module of QK RMSNorm with 3-D rotary embedding; CUDA only."""
     return stage("qk_rmsnorm_rope", backend="cuda", kernels={"bfloat16_t": {}})
@@ -39,5 +50,6 @@ def gen_norm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     yield gen_norm_module(backend)
     yield gen_dit_layernorm_module(backend)
+    yield gen_gated_norm_module(backend)
     if backend == "cuda":
         yield gen_qk_rmsnorm_rope_module()

@@ -8,6 +8,14 @@ from .dit_layernorm import (
     fused_dit_gate_residual_layernorm_scale_shift,
     fused_dit_residual_layernorm_scale_shift,
 )
+from .gated import (
+    gated_residual_next_rmsnorm,
+    gated_residual_rmsnorm,
+    rmsnorm_sigmoid_gate,
+)
+from .gated import supports_gated_residual_next_rmsnorm as supports_gated_residual_next_rmsnorm
+from .gated import supports_gated_residual_rmsnorm as supports_gated_residual_rmsnorm
+from .gated import supports_rmsnorm_sigmoid_gate as supports_rmsnorm_sigmoid_gate
 from .layernorm import layernorm, layernorm_quant
 from .modules import get_norm_module as get_norm_module
 from .qk_rmsnorm_rope import fused_qk_rmsnorm_rope
@@ -31,10 +39,13 @@ __all__ = [
     "fused_dit_residual_layernorm_scale_shift",
     "fused_qk_rmsnorm_rope",
     "fused_rmsnorm_silu",
+    "gated_residual_next_rmsnorm",
+    "gated_residual_rmsnorm",
     "gemma_fused_add_rmsnorm",
     "gemma_rmsnorm",
     "layernorm",
     "layernorm_quant",
     "rmsnorm",
     "rmsnorm_quant",
+    "rmsnorm_sigmoid_gate",
 ]
