@@ -26,9 +26,9 @@ inline dim3 gridDim, blockDim;
 namespace emulation {
 
 // 32-bit shared addresses are offsets in the block's memory. Those of another block have its rank + 1 in the top byte.
-constexpr uint32_t SHARED_SPACE = 1 << 18;
-constexpr uint32_t DYNAMIC_BASE = 1024;   // the system reserves 1 KB of each block on SM90
-constexpr uint32_t MAX_DYNAMIC = 232448;  // limit of a block on SM90
+constexpr uint32_t SHARED_SPACE = 1 << 19;  // the static variables of all kernels of a library follow one another
+constexpr uint32_t DYNAMIC_BASE = 1024;     // the system reserves 1 KB of each block on SM90
+constexpr uint32_t MAX_DYNAMIC = 232448;    // limit of a block on SM90
 constexpr uint32_t STATIC_BASE = DYNAMIC_BASE + MAX_DYNAMIC;
 constexpr int RANK_SHIFT = 24;
 
