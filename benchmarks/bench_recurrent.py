@@ -7,6 +7,7 @@ python benchmarks/bench_recurrent.py [-k selective] [--device cpu] [--json FILE]
 from __future__ import annotations
 
 import bench_gdn_prefill as bench_gdn_prefill
+import bench_recurrent_delta as bench_recurrent_delta
 import bench_recurrent_mamba as bench_recurrent_mamba
 from harness import main
 

@@ -21,6 +21,7 @@ try:
     from ._compat.unsupported_attention import *
     from ._compat.unsupported_norm import *
     from ._compat.unsupported_quantization import *
+    from ._compat.unsupported_recurrent import *
     from ._runtime.errors import *
     from ._runtime.integer_math import next_positive_power_of_2 as next_positive_power_of_2
     from .activation import *
@@ -33,6 +34,9 @@ try:
     from .fi_trace import fi_trace as fi_trace
     from .mla import *
     from .norm import *
+    from .norm import supports_gated_residual_next_rmsnorm as supports_gated_residual_next_rmsnorm
+    from .norm import supports_gated_residual_rmsnorm as supports_gated_residual_rmsnorm
+    from .norm import supports_rmsnorm_sigmoid_gate as supports_rmsnorm_sigmoid_gate
     from .page import *
     from .pod import *
     from .prefill import *
@@ -76,10 +80,14 @@ _ON_USE = (
     "fp4_quantization",
     "fp8_quantization",
     "fused_moe",
+    "gdn_decode",
+    "gdn_kernels",
     "gemm",
     "green_ctx",
     "grouped_mm",
     "integrations",
+    "kda",
+    "kda_decode",
     "logits_processor",
     "mamba",
     "mhc",
@@ -133,7 +141,13 @@ _OF_FUSED_MOE = (
 )
 
 #: Names of recurrent that callers import from here.
-_OF_RECURRENT: tuple[str, ...] = ("chunk_gated_delta_rule",)
+_OF_RECURRENT = (
+    "chunk_gated_delta_rule",
+    "fused_kda_decode",
+    "packed_fused_kda_decode",
+    "packed_kda_decode",
+    "recurrent_kda",
+)
 
 
 def __getattr__(name: str) -> _Any:

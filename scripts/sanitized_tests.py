@@ -111,6 +111,14 @@ FAMILIES: dict[str, list[Pick]] = {
         Pick("fused_moe/test_monomoe.py", "test_one_token test_other_numbers_of_tokens"),
         Pick("fused_moe/test_monomoe_routed.py", "test_limits"),
     ],
+    "gated_norm": [Pick("norm/test_gated_norm.py", "test_gated_residual test_gated_residual_next test_sigmoid_gate")],
+    "recurrent_delta": [
+        Pick("recurrent/test_gdn_decode.py", "test_pool test_k_major test_several_tokens"),
+        Pick("recurrent/test_gdn_mtp.py", "test_states_after_each_token test_replay"),
+        Pick("recurrent/test_gdn_bf16_state.py", "test_ring", 1),
+        Pick("recurrent/test_kda.py", "test_states_of_sequences test_speculative_decode"),
+        Pick("recurrent/test_kda.py", "test_frozen_verification test_packed_decode_layer", 1),
+    ],
     "moe_routing": [Pick("fused_moe/test_moe_routing.py", "test_methods test_deepseek test_hash_topk test_ties", 3)],
     "moe_permute": [
         Pick("fused_moe/test_moe_permute.py", "test_copies test_one_factor test_scales_of_128_columns test_sums"),

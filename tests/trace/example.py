@@ -86,6 +86,10 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield norm.layernorm, {"input": x, "gemma": w, "beta": w}
     yield norm.layernorm_quant, {"out": fp8(64, 1280), "input": x, "gemma": w, "beta": w, "scale": fp32(1)}
     yield norm.fused_rmsnorm_silu, {"input": bf16(64, 5120), "weight": bf16(5120)}
+    rows = {"branch": bf16(64, 8192), "residual": fp32(64, 8192), "alpha": fp32(8192), "beta": fp32(8192)}
+    yield norm.gated_residual_rmsnorm, {**rows, "weight": bf16(8192)}
+    yield norm.gated_residual_next_rmsnorm, {**rows, "next_weight": bf16(8192)}
+    yield norm.rmsnorm_sigmoid_gate, {"input": bf16(64, 16, 64), "gate": bf16(64, 16, 64)}
     yield from dit_calls()
     yield from rope_calls()
     yield from position_calls()
@@ -102,6 +106,7 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from moe_calls()
     yield from recurrent_calls()
     yield from mhc_calls()
+    yield from delta_calls()
     yield from mamba_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
 
@@ -228,6 +233,42 @@ def mhc_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     streams = {"residual": bf16(16, 4, hidden), "mhc_scale": fp32(3), "mhc_base": fp32(24)}
     yield mhc.mhc_pre_big_fuse, {"dot_mix": fp32(16, 24), "sqrsum": fp32(16), **streams, "k": 4 * hidden}
     yield mhc.mhc_pre_big_fuse_with_prenorm, {"dot_mix": fp32(16, 24), **streams}
+
+
+def delta_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return calls at the heads of Qwen3-Next on two GPUs, and of a Kimi model on eight."""
+    recurrent, heads, value_heads, dim = flashinfer.recurrent, 8, 16, 128
+    gates = {"A_log": fp32(value_heads), "dt_bias": fp32(value_heads)}
+
+    def tokens(count: int) -> dict[str, torch.Tensor]:
+        keys = {"q": bf16(16, count, heads, dim), "k": bf16(16, count, heads, dim)}
+        projections = {"a": bf16(16, count, value_heads), "b": bf16(16, count, value_heads)}
+        return {**keys, "v": bf16(16, count, value_heads, dim), **projections, **gates}
+
+    state, pool = fp32(16, value_heads, dim, dim), fp32(64, value_heads, dim, dim)
+    yield recurrent.gated_delta_rule_decode_pretranspose, {**tokens(1), "state": state}
+    yield recurrent.gated_delta_rule_decode, {**tokens(1), "state": state}
+    yield recurrent.gated_delta_rule_mtp, {**tokens(4), "initial_state": pool, "initial_state_indices": int32(16)}
+    windows = {"rawv_cache": bf16(2, 64, value_heads, 4, dim), "rawk_cache": bf16(2, 64, heads, 4, dim)}
+    windows |= {"g_cache": fp32(2, 64, value_heads, 4), "beta_cache": fp32(2, 64, value_heads, 4)}
+    accepted = {"state_indices": int32(16), "accept_lens": int32(16)}
+    layers = {"checkpoint_state": fp32(2, 64, value_heads, dim, dim)}
+    yield recurrent.gated_delta_rule_replayssm_commit, {**layers, **windows, **accepted}
+
+    heads, width = 12, 12 * dim
+    q = bf16(16, 1, heads, dim)
+    parameters = {"A_log": fp32(heads), "dt_bias": fp32(width)}
+    kda = {"q": q, "k": q, "v": q, "g": q, "beta": bf16(16, 1, heads), **parameters}
+    pool = {"initial_state": bf16(64, heads, dim, dim), "ssm_state_indices": int32(16)}
+    yield recurrent.recurrent_kda, {**kda, **pool, "use_gate_in_kernel": True, "lower_bound": -5.0}
+    raw = {"raw_gate": bf16(16, width), "raw_beta": bf16(16, heads), **parameters}
+    step = {"state": bf16(64, heads, dim, dim), "state_indices": int32(16)}
+    yield recurrent.packed_kda_decode, {"mixed_qkv": bf16(16, 3 * width), **raw, **step}
+    layer = {"x": bf16(16, 3 * width), "weight": fp32(3, 4, width), "conv_state": bf16(64, 3 * width, 3), **raw, **step}
+    layer |= {"output_gate": bf16(16, width), "norm_weight": bf16(dim)}
+    yield recurrent.fused_kda_decode, layer
+    packed = {"query_start_loc": int32(17), "num_accepted_tokens": int32(16), "state_indices": int32(16, 1)}
+    yield recurrent.packed_fused_kda_decode, {**layer, **packed}
 
 
 def mamba_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

@@ -44,7 +44,9 @@ OURS = {name: api for name, api in traced_functions.items() if name.startswith("
 EVERY_PAIR = [(api, template) for api in OURS.values() for template in templates(api)]
 #: Exported functions that are not operators.
 NO_OPERATORS = {
-    *("fast_decode_plan", "fi_trace", "get_fp4_quantization_module", "is_gated_activation"),
+    *("fast_decode_plan", "fi_trace", "gdn_fused_decode_step_supported", "get_fp4_quantization_module"),
+    "is_gated_activation",
+    *("supports_gated_residual_next_rmsnorm", "supports_gated_residual_rmsnorm", "supports_rmsnorm_sigmoid_gate"),
     *("next_positive_power_of_2", "warmup"),
 }
 

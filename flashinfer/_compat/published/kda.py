@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The path under which programs import Kimi delta attention."""
+
+from flashinfer.recurrent.kda import recurrent_kda as recurrent_kda
+from flashinfer.recurrent.kda_step import fused_kda_decode as fused_kda_decode
+from flashinfer.recurrent.kda_step import packed_fused_kda_decode as packed_fused_kda_decode
+from flashinfer.recurrent.kda_step import packed_kda_decode as packed_kda_decode
