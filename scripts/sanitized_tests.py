@@ -112,6 +112,7 @@ FAMILIES: dict[str, list[Pick]] = {
         Pick("fused_moe/test_monomoe_routed.py", "test_limits"),
     ],
     "gated_norm": [Pick("norm/test_gated_norm.py", "test_gated_residual test_gated_residual_next test_sigmoid_gate")],
+    "mhc": [Pick("mhc/test_mhc.py", "test_post test_pre test_pre_with_prenorm")],
     "recurrent_delta": [
         Pick("recurrent/test_gdn_decode.py", "test_pool test_k_major test_several_tokens"),
         Pick("recurrent/test_gdn_mtp.py", "test_states_after_each_token test_replay"),
