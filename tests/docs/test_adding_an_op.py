@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -51,3 +52,14 @@ def test_every_file_is_shown():
     text = PAGE.read_text()
     files = [path for path in FILES.rglob("*") if path.is_file() and path.stat().st_size and path.suffix != ".pyc"]
     assert [path.name for path in files if f"<!-- code: {path.relative_to(ROOT)} -->" not in text] == []
+
+
+def test_files_of_an_argument_of_experts():
+    """Check that the guide names each file that a constant of an activation is in, and no other."""
+    section = PAGE.read_text().partition("## An argument of a layer of experts")[2].partition("\n## ")[0]
+    named = re.findall(r"`((?:flashinfer|csrc|include)/[\w/.]+)`", section)
+    folders = [ROOT / name for name in ("flashinfer", "csrc", "include")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".cu", ".cuh", ".h")]
+    found = [path.relative_to(ROOT) for path in files if "data" not in path.parts]
+    assert sorted(named) == sorted(str(path) for path in found if "situ_linear_beta" in (ROOT / path).read_text())
+    assert len(named) <= 12

@@ -176,7 +176,7 @@ def tuned_product(
         Ranks that share the experts of the tokens, each with as many as ``inputs`` have weights: one in so many pairs
         of token and expert is of this rank.
     inputs : Sequence[Any]
-        Arguments of the native function up to ``situ_linear_beta``.
+        Arguments of the native function up to the last constant of the activation.
     by_rule : Optional[Callable]
         The product that chooses its tiles by rules.
     launch : Callable
