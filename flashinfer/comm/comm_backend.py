@@ -1,40 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface through which ranks exchange Python objects, and its form over ``torch.distributed``."""
+"""Backends through which ranks exchange Python objects: ``torch.distributed``, MPI, and the votes over any of them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import warnings
 from typing import Any, Iterable, Optional
 
-__all__ = ["CommBackend", "TorchDistBackend"]
+from .abstractions import CommBackend
 
-
-class CommBackend(ABC):
-    """Interface through which engines lend their communicator; the method names are those of MPI."""
-
-    @abstractmethod
-    def Get_rank(self) -> int:
-        """Return the index of this rank in the group."""
-
-    @abstractmethod
-    def Get_size(self) -> int:
-        """Return the number of ranks in the group."""
-
-    @abstractmethod
-    def allgather(self, data: Any) -> Any:
-        """Gather the objects of all ranks, in rank order."""
-
-    @abstractmethod
-    def bcast(self, data: Any, root: int) -> Any:
-        """Return the object of rank ``root`` of the group on every rank."""
-
-    @abstractmethod
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-
-    @abstractmethod
-    def Split(self, color: int, key: int) -> CommBackend:
-        """Return a backend for the ranks that pass the same ``color``, ordered by ``key``."""
+__all__ = ["CommBackend", "MPIBackend", "MpiComm", "TorchDistBackend", "lazy_import_mpi"]
 
 
 def _split_partition(info: Iterable[tuple[int, int, int]]) -> list[list[int]]:
@@ -52,11 +26,15 @@ class TorchDistBackend(CommBackend):
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_initialized()):
-            raise RuntimeError("TorchDistBackend: torch.distributed must be initialized, got none")
+            raise RuntimeError(
+                "TorchDistBackend: torch.distributed is not initialized; call torch.distributed.init_process_group"
+            )
         self._dist, self._group = dist, group
+        self._order: Optional[list[int]] = None  # torch's rank of each of our ranks, where the two differ
 
     def Get_rank(self) -> int:
-        return self._dist.get_rank(self._group)
+        rank = self._dist.get_rank(self._group)
+        return rank if self._order is None else self._order.index(rank)
 
     def Get_size(self) -> int:
         return self._dist.get_world_size(self._group)
@@ -64,10 +42,11 @@ class TorchDistBackend(CommBackend):
     def allgather(self, data: Any) -> tuple[Any, ...]:
         gathered: list[Any] = [None] * self.Get_size()
         self._dist.all_gather_object(gathered, data, group=self._group)
-        return tuple(gathered)
+        return tuple(gathered if self._order is None else [gathered[rank] for rank in self._order])
 
     def bcast(self, data: Any, root: int) -> Any:
         box = [data]
+        root = root if self._order is None else self._order[root]
         source = root if self._group is None else self._dist.get_global_rank(self._group, root)
         self._dist.broadcast_object_list(box, src=source, group=self._group)
         return box[0]
@@ -76,6 +55,112 @@ class TorchDistBackend(CommBackend):
         self._dist.barrier(group=self._group)
 
     def Split(self, color: int, key: int) -> TorchDistBackend:
+        """Return a backend for the ranks of one colour. Only the ranks of this group take part."""
         partition = _split_partition(self.allgather((color, key, self._dist.get_rank())))
-        group, _ = self._dist.new_subgroups_by_enumeration(partition)
+        mine = next(ranks for ranks in partition if self._dist.get_rank() in ranks)
+        if self.Get_size() == self._dist.get_world_size():
+            group, _ = self._dist.new_subgroups_by_enumeration(partition)
+        else:  # torch would wait for ranks outside of this group, which need not call Split
+            group = self._dist.new_group(mine, use_local_synchronization=True)
+        self.barrier()  # a rank that leaves earlier closes sockets to which slower ranks still connect (gloo)
+        split = TorchDistBackend(group)
+        if mine != sorted(mine):  # torch numbers the ranks of a group by their global ranks, whatever the keys
+            split._order = [sorted(mine).index(rank) for rank in mine]
+        return split
+
+
+def lazy_import_mpi() -> Any:
+    """Import and return ``mpi4py.MPI``."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ImportError(
+            "MPIBackend: the package mpi4py must be installed (pip install mpi4py), or use TorchDistBackend"
+        ) from error
+    return MPI
+
+
+class MpiComm:
+    """The communicator of MPI that the package uses: ``COMM_WORLD``, or what :meth:`set_mpi_comm` was given.
+
+    Attributes are those of the communicator. mpi4py is imported when the first one is read.
+    """
+
+    _comm: Any = None
+
+    @classmethod
+    def set_mpi_comm(cls, new_comm: Any) -> None:
+        """Use another communicator from now on; None stands for ``COMM_WORLD``."""
+        cls._comm = new_comm
+
+    @classmethod
+    def _get_mpi_comm(cls) -> Any:
+        if cls._comm is None:
+            cls._comm = lazy_import_mpi().COMM_WORLD
+        return cls._comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._get_mpi_comm(), name)
+
+
+class MPIBackend(CommBackend):
+    """Exchange of objects through MPI. mpi4py is imported by the first call."""
+
+    def __init__(self) -> None:
+        self._mpicomm: Any = MpiComm()
+
+    def Get_rank(self) -> int:
+        return self._mpicomm.Get_rank()
+
+    def Get_size(self) -> int:
+        return self._mpicomm.Get_size()
+
+    def allgather(self, data: Any) -> tuple[Any, ...]:
+        return tuple(self._mpicomm.allgather(data))
+
+    def bcast(self, data: Any, root: int) -> Any:
+        return self._mpicomm.bcast(data, root)
+
+    def barrier(self) -> None:
+        self._mpicomm.Barrier()
+
+    def Split(self, color: int, key: int) -> MPIBackend:
+        split = MPIBackend()
+        split._mpicomm = self._mpicomm.Split(color, key)
+        return split
+
+
+def all_ranks_agree(comm: Any, local: bool) -> bool:
+    """Return True if ``local`` is true on every rank of a backend; every rank must call this function."""
+    return all(comm.allgather(bool(local)))
+
+
+def all_ranks_support_mnnvl(
+    local_supported: bool, world_size: int, comm_backend: Optional[Any] = None, group: Optional[Any] = None
+) -> bool:
+    """Return True if ``local_supported`` is true on each of ``world_size`` ranks; every rank must call this function.
+
+    The ranks vote through ``comm_backend``; else through ``torch.distributed`` over ``group``; else through MPI.
+    """
+    if world_size <= 1:
+        return bool(local_supported)
+    comm = backend_for(comm_backend, group)
+    if comm.Get_size() != world_size:
+        warnings.warn(
+            f"all_ranks_support_mnnvl: comm_backend must have world_size = {world_size} ranks, got {comm.Get_size()}; "
+            "no memory is shared over multicast",
+            stacklevel=2,
+        )
+        return False
+    return all_ranks_agree(comm, local_supported)
+
+
+def backend_for(comm_backend: Optional[Any], group: Optional[Any]) -> Any:
+    """Return the backend of a call: the argument, else ``torch.distributed`` over ``group``, else MPI."""
+    import torch.distributed as dist
+
+    if comm_backend is not None:
+        return comm_backend
+    if group is not None or (dist.is_available() and dist.is_initialized()):
         return TorchDistBackend(group)
+    return MPIBackend()

@@ -4,11 +4,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
-from .comm_backend import CommBackend, TorchDistBackend
+from .abstractions import CommBackend
+from .comm_backend import MPIBackend, MpiComm, TorchDistBackend, all_ranks_agree, all_ranks_support_mnnvl
 
-__all__ = ["CommBackend", "MnnvlConfig", "TorchDistBackend", "is_mnnvl_fabric_supported", "is_multicast_supported"]
+__all__ = [
+    "CommBackend",
+    "MPIBackend",
+    "MnnvlConfig",
+    "MpiComm",
+    "TorchDistBackend",
+    "all_ranks_agree",
+    "all_ranks_support_mnnvl",
+    "is_mnnvl_fabric_supported",
+    "is_multicast_supported",
+]
 
 
 @dataclass
@@ -42,8 +53,3 @@ def is_mnnvl_fabric_supported(device_idx: int) -> bool:
 def is_multicast_supported(device_idx: int) -> bool:
     """Return True if the device can write to the memory of several GPUs at once (multicast)."""
     return _has_attribute(device_idx, "CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED")
-
-
-def all_ranks_agree(comm: Any, value: bool) -> bool:
-    """Return True if ``value`` is true on every rank of a backend; every rank must call this function."""
-    return all(comm.allgather(bool(value)))
