@@ -287,6 +287,13 @@ class Knobs:
         "any value: trtllm_fmha_v2_prefill prints what serves a call",
         "ops",
     )
+    comm_timeout_s: Knob[Optional[float]] = Knob(
+        "FLASHINFER_COMM_TIMEOUT_S",
+        float,
+        None,
+        "seconds after which a rank that does not come to a call is given up, 0: never; default: as the process group",
+        "ops",
+    )
     autotuner_load_from_file = Knob(
         "FLASHINFER_AUTOTUNER_LOAD_FROM_FILE",
         _flag,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks and groups, constants, and backends that exchange objects."""
+"""Ranks and groups, constants, and probes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ import torch
 
 import flashinfer
 from flashinfer.comm import Mapping
-from flashinfer.comm.comm_backend import _split_partition
-from flashinfer.comm.mnnvl import (
-    CommBackend,
-    MnnvlConfig,
-    TorchDistBackend,
-    is_mnnvl_fabric_supported,
-    is_multicast_supported,
-)
+from flashinfer.comm.mnnvl import MnnvlConfig, is_mnnvl_fabric_supported, is_multicast_supported
 
 
 def test_ranks_and_groups():
@@ -73,13 +66,16 @@ def test_mappings_are_data():
 def test_constants():
     pattern, layout = flashinfer.comm.AllReduceFusionPattern, flashinfer.comm.QuantizationSFLayout
     numbers = [value for name, value in vars(pattern).items() if name.startswith("k")]
-    assert numbers == list(range(12)) and pattern.kARResidualRMSNormOutDynamicFP8Quant == 11
+    assert numbers == list(range(13)) and pattern.kARResidualRMSNormOutDynamicFP8Quant == 11
     assert (layout.SWIZZLED_128x4, layout.SWIZZLED_8x4, layout.LINEAR) == (0, 1, 2)
-    assert not hasattr(flashinfer.comm, "allreduce_fusion")  # engines probe for it: it must come with the kernel
-
-
-def test_partition_of_a_split():
-    assert _split_partition([(1, 0, 0), (0, 5, 1), (1, -1, 2), (0, 5, 3)]) == [[1, 3], [2, 0]]
+    strategy, op = flashinfer.comm.AllReduceStrategyType, flashinfer.comm.AllReduceFusionOp
+    assert (strategy.AUTO, strategy.TWOSHOT, op.NONE, op.MOE_FINALIZE_ALLREDUCE_RESIDUAL_RMS_NORM) == (3, 5, 0, 9)
+    sizes = [flashinfer.comm.compute_fp4_swizzled_layout_sf_size(*size) for size in ((1, 1), (128, 4), (129, 5))]
+    assert sizes == [512, 512, 2048]
+    # Engines probe for both and then use them.
+    assert hasattr(flashinfer.comm, "allreduce_fusion") and hasattr(
+        flashinfer.comm, "create_allreduce_fusion_workspace"
+    )
 
 
 def test_probes_without_hardware():
@@ -87,17 +83,3 @@ def test_probes_without_hardware():
         assert not is_mnnvl_fabric_supported(0) and not is_multicast_supported(0)
     assert not is_multicast_supported(4096)
     assert MnnvlConfig() == MnnvlConfig(None, 0, 1 << 29)
-
-
-def test_backend_over_torch(tmp_path):
-    with pytest.raises(RuntimeError, match="distributed must be initialized"):
-        TorchDistBackend()
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        backend = TorchDistBackend()
-        assert isinstance(backend, CommBackend) and (backend.Get_rank(), backend.Get_size()) == (0, 1)
-        assert backend.allgather({"a": 1}) == ({"a": 1},) and backend.bcast("x", 0) == "x"
-        backend.barrier()
-        assert backend.Split(0, 0).allgather(3) == (3,)
-    finally:
-        torch.distributed.destroy_process_group()

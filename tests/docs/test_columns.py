@@ -23,7 +23,8 @@ def columns():
 
 
 def test_each_module_is_in_one_family(columns):
-    named = [stem for family in FAMILIES for stem in columns.stems(family)]
+    families = (*FAMILIES, "comm")  # which AOT does not build yet
+    named = [stem for family in families for stem in columns.stems(family)]
     assert sorted(named) == columns.known_stems()
 
 

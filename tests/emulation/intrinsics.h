@@ -137,6 +137,7 @@ inline float __expf(float x) { return expf(x); }
 inline float __exp2f(float x) { return exp2f(x); }
 inline float __logf(float x) { return logf(x); }
 inline float __log2f(float x) { return log2f(x); }
+inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __frcp_rn(float x) { return 1.f / x; }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launcher of the fused all-reduce: argument checks, dtype dispatch, stream.
+#include "tvm_ffi_utils.h"
+// clang-format off
+#include <flashinfer/comm/allreduce/params.h>
+#ifdef FLASHINFER_CPU
+#include <flashinfer/comm/allreduce/one_shot_cpu.h>
+#endif
+// clang-format on
+
+using flashinfer::comm::AllReduceParams;
+using flashinfer::comm::MAX_RANKS;
+using MaybeTensor = Optional<TensorView>;
+
+namespace {
+
+constexpr const char* OP = "allreduce_fusion";
+
+/// Check an optional tensor of the rows and element type of `input`.
+void CheckRows(const char* name, const MaybeTensor& t, const TensorView& input) {
+  if (!t.has_value()) return;
+  const TensorView x = t.value();
+  Expect(OP, name, x).same_device(input, "input").same_dtype(input, "input").same_shape(input, "input").contiguous();
+}
+
+/// Check that an output lies apart from other tensors, or in the very place of one that is read row by row before.
+void CheckPlaces(const char* name, const MaybeTensor& out, const TensorView& input, const MaybeTensor& residual_in,
+                 const MaybeTensor& gamma) {
+  if (!out.has_value()) return;
+  const TensorView x = out.value();
+  Expect expect(OP, name, x);
+  expect.apart_or_in_place(input, "input").apart(gamma, "rms_gamma");
+  if (residual_in.has_value()) expect.apart_or_in_place(residual_in.value(), "residual_in");
+}
+
+template <typename T>
+T* Pointer(const MaybeTensor& t) {
+  return t.has_value() ? t.value().data_ptr<T>() : nullptr;
+}
+
+}  // namespace
+
+int64_t allreduce_fusion(TensorView input, TensorView ptrs, int64_t rank, int64_t slot_bytes, int64_t pattern,
+                         MaybeTensor output, MaybeTensor residual_in, MaybeTensor residual_out, MaybeTensor gamma,
+                         MaybeTensor norm_out, MaybeTensor quant_out, MaybeTensor scale, MaybeTensor scale_out,
+                         double scale_value, double eps, double weight_bias, bool resume, int64_t wait_us,
+                         int64_t max_blocks, int64_t timeout_ns, int64_t record, bool enable_pdl, bool trigger_early) {
+  Expect(OP, "input", input).on_device().rank(2).dtype({dl_float16, dl_bfloat16, dl_float32}).contiguous();
+  const int64_t tokens = input.size(0), hidden = input.size(1), element = input.dtype().bits / 8;
+  Expect(OP, "workspace pointers", ptrs).rank(1).dtype({dl_int64}).contiguous();
+  const int64_t world = ptrs.size(0);
+  if (world > MAX_RANKS || rank < 0 || rank >= world) {
+    FLASHINFER_THROW(ArgumentError) << OP << ": workspace must have at most " << MAX_RANKS << " ranks, got rank "
+                                    << rank << " of " << world;
+  }
+  if (hidden == 0 || hidden * element % 16 != 0) {
+    FLASHINFER_THROW(ArgumentError) << OP << ": input must have rows of a positive multiple of 16 bytes, got "
+                                    << hidden * element << " bytes (hidden " << hidden << ")";
+  }
+  if (tokens > slot_bytes / (hidden * element)) {
+    FLASHINFER_THROW(ArgumentError) << OP << ": input must fit in the workspace (" << slot_bytes / (hidden * element)
+                                    << " tokens of hidden " << hidden << "), got " << tokens << " tokens";
+  }
+  for (auto [name, t] : {std::pair{"output", &output}, std::pair{"residual_in", &residual_in},
+                         std::pair{"residual_out", &residual_out}, std::pair{"norm_out", &norm_out}}) {
+    CheckRows(name, *t, input);
+  }
+  if (quant_out.has_value()) {
+    const TensorView q = quant_out.value();
+    Expect(OP, "quant_out", q)
+        .same_device(input, "input")
+        .dtype({dl_float8_e4m3fn})
+        .same_shape(input, "input")
+        .contiguous();
+  }
+  if (gamma.has_value()) {
+    const TensorView g = gamma.value();
+    Expect(OP, "rms_gamma", g).same_device(input, "input").same_dtype(input, "input").rank(1).contiguous();
+    Expect(OP, "rms_gamma", g).dim(0, hidden, "input.shape[1]");
+  }
+  if (scale.has_value()) {
+    const TensorView s = scale.value();
+    Expect(OP, "scale_factor", s).same_device(input, "input").dtype({dl_float32}).numel(1);
+  }
+  if (scale_out.has_value()) {
+    const TensorView s = scale_out.value();
+    Expect(OP, "scale_out", s).same_device(input, "input").dtype({dl_float32}).numel(tokens).contiguous();
+    Expect(OP, "scale_out", s).apart(input, "input").apart(residual_in, "residual_in").apart(gamma, "rms_gamma");
+  }
+  const std::pair<const char*, const MaybeTensor*> outputs[] = {
+      {"output", &output}, {"residual_out", &residual_out}, {"norm_out", &norm_out}, {"quant_out", &quant_out}};
+  for (int i = 0; i < 4; ++i) {
+    CheckPlaces(outputs[i].first, *outputs[i].second, input, residual_in, gamma);
+    for (int j = 0; j < i; ++j) {
+      if (!outputs[i].second->has_value()) continue;
+      const TensorView x = outputs[i].second->value();
+      Expect(OP, outputs[i].first, x).apart(*outputs[j].second, outputs[j].first);
+    }
+  }
+
+  DeviceGuard guard(input.device());
+  int64_t outcome = -1;
+  DispatchFloat(input.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    AllReduceParams<T> p{};
+    for (int i = 0; i < world; ++i) p.peers.memory[i] = reinterpret_cast<char*>(ptrs.data_ptr<int64_t>()[i]);
+    p.peers.rank = int(rank);
+    p.peers.world = int(world);
+    p.slot_bytes = slot_bytes;
+    p.tokens = tokens;
+    p.hidden = hidden;
+    p.pattern = int32_t(pattern);
+    p.input = input.data_ptr<T>();
+    p.output = Pointer<T>(output);
+    p.residual_in = Pointer<T>(residual_in);
+    p.residual_out = Pointer<T>(residual_out);
+    p.gamma = Pointer<T>(gamma);
+    p.norm_out = Pointer<T>(norm_out);
+    p.quant_out = Pointer<flashinfer::float8_e4m3_t>(quant_out);
+    p.scale = Pointer<float>(scale);
+    p.scale_out = Pointer<float>(scale_out);
+    p.scale_value = float(scale_value);
+    p.eps = float(eps);
+    p.weight_bias = float(weight_bias);
+    p.resume = resume;
+    p.wait_us = wait_us;
+    p.max_blocks = int32_t(max_blocks);
+    p.timeout_ns = uint64_t(timeout_ns);
+    p.record = reinterpret_cast<uint32_t*>(record);
+    p.trigger_early = trigger_early;
+#ifdef FLASHINFER_CPU
+    (void)enable_pdl;
+    outcome = flashinfer::comm::AllReduceOnHost<T>(p);
+#else
+    p.enable_pdl = UsePdl(enable_pdl, input.device());
+    CheckStatus(OP, flashinfer::comm::AllReduce<T>(p, get_stream(input.device())));
+#endif
+  });
+  return outcome;
+}

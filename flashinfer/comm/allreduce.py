@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-reduce fused with what follows it in a layer: residual, RMS norm, quantisation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Union
+
+import torch
+
+from .._runtime.errors import ArgumentError
+from ..api_logging import flashinfer_api
+from ..trace.templates.comm import allreduce_fusion_trace
+from .trtllm_ar import AllReduceFusionPattern as P
+from .workspace import TRTLLMAllReduceFusionWorkspace
+from .workspace_base import AllReduceFusionWorkspace
+
+__all__ = ["allreduce_fusion"]
+
+_OP = "allreduce_fusion"
+
+
+class _Outputs(NamedTuple):
+    """The outputs that a pattern writes after the residual."""
+
+    norm: bool
+    quant: bool = False
+    dynamic: bool = False
+
+
+#: The patterns that have a kernel, but for 0.
+_FUSED = {
+    P.kARResidualRMSNorm: _Outputs(norm=True),
+    P.kARResidualRMSNormFP8Quant: _Outputs(norm=False, quant=True),
+    P.kARResidualRMSNormOutFP8Quant: _Outputs(norm=True, quant=True),
+    P.kARResidualRMSNormDynamicFP8Quant: _Outputs(norm=False, quant=True, dynamic=True),
+    P.kARResidualRMSNormOutDynamicFP8Quant: _Outputs(norm=True, quant=True, dynamic=True),
+}
+_NAMES = {value: name for name, value in vars(P).items() if name.startswith("k")}
+
+
+@flashinfer_api(trace=allreduce_fusion_trace)
+def allreduce_fusion(
+    input: torch.Tensor,
+    workspace: AllReduceFusionWorkspace,
+    pattern: int,
+    launch_with_pdl: bool = False,
+    trigger_completion_at_end: bool = True,
+    output: Optional[torch.Tensor] = None,
+    residual_out: Optional[torch.Tensor] = None,
+    norm_out: Optional[torch.Tensor] = None,
+    quant_out: Optional[torch.Tensor] = None,
+    scale_out: Optional[torch.Tensor] = None,
+    residual_in: Optional[torch.Tensor] = None,
+    rms_gamma: Optional[torch.Tensor] = None,
+    rms_eps: float = 1e-6,
+    scale_factor: Union[torch.Tensor, float, None] = None,
+    layout_code: Optional[int] = None,
+    use_oneshot: Optional[bool] = None,
+    fp32_acc: bool = False,
+    moe_reduction_device_num_experts: Optional[int] = None,
+    moe_reduction_scale_input: Optional[torch.Tensor] = None,
+    moe_reduction_active_experts_token_input: Optional[torch.Tensor] = None,
+    moe_reduction_token_input: Optional[torch.Tensor] = None,
+    expanded_idx_to_permuted_idx: Optional[torch.Tensor] = None,
+    expert_scale_factor: Optional[torch.Tensor] = None,
+    shared_expert_output: Optional[torch.Tensor] = None,
+    block_quant_group_size: Optional[int] = None,
+    weight_bias: float = 0.0,
+    *,
+    moe_finalize_backend: str = "trtllm",
+) -> torch.Tensor:
+    r"""Sum ``input`` over the ranks of a workspace, and run what follows in a layer on the sum.
+
+    ``S = round(sum of the inputs, in rank order)``; ``R = round(S + residual_in)``;
+    ``N = round(R * rsqrt(mean(R^2) + rms_eps) * (weight_bias + rms_gamma))``; sums and products in float32, each
+    ``round`` to the dtype of ``input``. Every rank gets the same bits. Every rank of the workspace calls with the same
+    shape, dtype and pattern; an element of -0.0 counts as +0.0.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``(tokens, hidden)`` float16, bfloat16 or float32, contiguous; rows of a multiple of 16 bytes.
+    workspace : AllReduceFusionWorkspace
+        Of :func:`create_allreduce_fusion_workspace`.
+    pattern : int
+        A number of :class:`AllReduceFusionPattern`: 0, 1, 2, 4, 10 or 11; others raise NotImplementedError.
+    launch_with_pdl, trigger_completion_at_end : bool
+        Programmatic dependent launch. With ``trigger_completion_at_end=False`` the next kernel may start early; its
+        dependency wait still waits for the results.
+    output : torch.Tensor, optional
+        ``S``; pattern 0 allocates it when it is None.
+    residual_in, residual_out, rms_gamma, norm_out
+        Like ``input``, but ``rms_gamma`` ``(hidden,)``. Required by the patterns that use them. ``norm_out`` may be
+        ``input``, and ``residual_out`` may be ``residual_in`` or ``input``.
+    quant_out : torch.Tensor, optional
+        float8_e4m3fn, the shape of ``input``: ``N / scale_factor`` (2 and 4), or ``N`` over the scale of its row.
+    scale_out : torch.Tensor, optional
+        ``(tokens, 1)`` float32: ``amax / 448`` of each row, patterns 10 and 11.
+    scale_factor : torch.Tensor or float, optional
+        One float32, read by the kernel; 1 when None.
+    use_oneshot, fp32_acc, layout_code
+        Accepted. Results do not depend on them: sums are always float32, and this release always pushes once.
+    moe_reduction_device_num_experts, moe_reduction_scale_input, moe_reduction_active_experts_token_input, \
+moe_reduction_token_input, expanded_idx_to_permuted_idx, expert_scale_factor, shared_expert_output, \
+block_quant_group_size, moe_finalize_backend
+        Of patterns that this release does not have.
+
+    Returns
+    -------
+    torch.Tensor
+        ``norm_out`` if given, else ``quant_out``, else ``output``.
+    """
+    if not isinstance(workspace, TRTLLMAllReduceFusionWorkspace):
+        raise TypeError(
+            f"Unknown workspace type: {_OP}: workspace must be an AllReduceFusionWorkspace, got {type(workspace)}"
+        )
+    if moe_finalize_backend != "trtllm":
+        raise ArgumentError(f"{_OP}: moe_finalize_backend must be 'trtllm' on this GPU, got {moe_finalize_backend!r}")
+    if input.device != workspace.device:
+        raise ArgumentError(f"{_OP}: input must be on {workspace.device} (where workspace is), got {input.device}")
+    if (input.dtype is torch.float32) is not workspace.metadata["use_fp32_lamport"]:
+        made = "float32" if workspace.metadata["use_fp32_lamport"] else "float16 and bfloat16"
+        raise ArgumentError(f"{_OP}: input must be of the dtypes of workspace ({made}), got {input.dtype}")
+    given: dict[str, Any] = {"launch_with_pdl": launch_with_pdl, "trigger_early": not trigger_completion_at_end}
+    if pattern == P.kAllReduce:
+        output = torch.empty_like(input) if output is None else output
+        workspace.exchange(input, pattern, output=output, **given)
+        return output
+    writes = _FUSED.get(pattern)
+    if writes is None:
+        raise _refused(pattern)
+    needed = {"residual_in": residual_in, "residual_out": residual_out, "rms_gamma": rms_gamma}
+    needed |= {"norm_out": norm_out} if writes.norm else {}
+    needed |= {"quant_out": quant_out} if writes.quant else {}
+    needed |= {"scale_out": scale_out} if writes.dynamic else {}
+    for name, tensor in needed.items():
+        if tensor is None:
+            raise ArgumentError(f"{_OP}: {name} is required for pattern {pattern} ({_NAMES[pattern]}), got None")
+    if writes.quant and not writes.dynamic and scale_factor is not None:
+        is_tensor = isinstance(scale_factor, torch.Tensor)
+        given |= {"scale": scale_factor} if is_tensor else {"scale_value": float(scale_factor)}
+    workspace.exchange(
+        input,
+        pattern,
+        output=output,
+        rms_eps=rms_eps,
+        weight_bias=weight_bias,
+        **needed,
+        **given,
+    )
+    result = norm_out if writes.norm else quant_out
+    assert result is not None
+    return result
+
+
+def _refused(pattern: int) -> Exception:
+    """Return the exception for a pattern without a kernel."""
+    if pattern == P.kMoEFinalizeARResidualRMSNormFP8Quant:
+        return ArgumentError(
+            f"{_OP}: pattern 12 requires an MNNVLCuteDSLAllReduceFusionWorkspace (Blackwell), got another workspace"
+        )
+    if pattern not in _NAMES:
+        return ArgumentError(f"{_OP}: pattern must be a number of AllReduceFusionPattern (0 to 12), got {pattern!r}")
+    served = ", ".join(map(str, [P.kAllReduce, *sorted(_FUSED)]))
+    return NotImplementedError(
+        f"{_OP}: pattern must be one of {served} in this release, got {pattern} ({_NAMES[pattern]})"
+    )

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// One-shot all-reduce of CPU tensors over shared memory; formulas in params.h.
+// A rank copies its input into its own memory and publishes the number of the call; then it waits for that number of all
+// peers and reads their slots. Call n uses slot n % 2: a rank writes there again in call n + 2, which it enters after all
+// peers have entered call n + 1, so have read what it wrote in call n. Flags count calls and wrap.
+// With its input a rank publishes what it was asked for; ranks that differ find it before anything is written.
+//   test  pytest tests/comm/test_allreduce.py
+#pragma once
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "../../cpu/parallel.h"
+#include "../../cpu/vec.h"
+#include "params.h"
+
+namespace flashinfer {
+namespace comm {
+
+/// Arguments of a call that must be equal on all ranks.
+struct Request {
+  int64_t tokens, hidden, pattern, element_bytes;
+  bool operator==(const Request& other) const { return std::memcmp(this, &other, sizeof(Request)) == 0; }
+};
+
+/// Head of the memory of a rank. Zero bytes are its first state.
+struct HostHead {
+  alignas(64) std::atomic<uint32_t> call;     ///< calls whose input is in place
+  alignas(64) std::atomic<uint32_t> gave_up;  ///< 1 + the rank that this rank waited for in vain
+  alignas(64) Request requests[2];
+};
+static_assert(sizeof(HostHead) <= HEAD_BYTES, "the head must fit in front of the slots");
+
+/// Outcome of a call: done, or a number that Python turns into an exception or a further wait.
+constexpr int64_t DONE = -1, REQUESTS_DIFFER = -2;  // 0 to 15: still waiting for that rank
+constexpr int64_t GAVE_UP = 16;                     // GAVE_UP + 16 * a + b: rank a gave up waiting for rank b
+
+inline HostHead* HeadOf(const PeerTable& peers, int rank) { return reinterpret_cast<HostHead*>(peers.memory[rank]); }
+
+/// Wait until all peers have entered call `call`.
+inline int64_t WaitForPeers(const PeerTable& peers, uint32_t call, int64_t wait_us) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(wait_us);
+  for (int rank = 0; rank < peers.world; ++rank) {
+    const HostHead* const head = HeadOf(peers, rank);
+    for (uint32_t polls = 1; int32_t(head->call.load(std::memory_order_acquire) - call) < 0; ++polls) {
+      if (polls % 64 != 0) continue;
+      for (int other = 0; other < peers.world; ++other) {
+        const uint32_t late = HeadOf(peers, other)->gave_up.load(std::memory_order_relaxed);
+        if (late != 0) return GAVE_UP + 16 * other + (late - 1);
+      }
+      if (std::chrono::steady_clock::now() > deadline) return rank;
+      sched_yield();  // there may be fewer cores than ranks
+    }
+  }
+  return DONE;
+}
+
+template <typename T>
+cpu::Vec RoundAs(const cpu::Vec& v) {
+  if constexpr (std::is_same_v<T, float>) {
+    return v;
+  } else {
+    return cpu::Round<T>(v);
+  }
+}
+
+inline float Largest(const cpu::Vec& v) {
+  float lane[cpu::LANES], most = 0;
+  cpu::Store(lane, v);
+  for (float x : lane) most = x > most || std::isnan(x) ? x : most;
+  return most;
+}
+
+/// Sum, residual, norm and quantisation of one row. `row`: scratch of `hidden` floats.
+template <typename T>
+void ReduceRow(const AllReduceParams<T>& p, const T* const (&slots)[MAX_RANKS], int64_t token, const cpu::Scratch& row,
+               float inv_scale) {
+  using namespace cpu;
+  const int64_t base = token * p.hidden;
+  const bool is_fused = p.residual_out != nullptr;
+  RunningSum squares;
+  ForEachVec(p.hidden, [&](int64_t i, auto lanes) {
+    Vec sum = Load(slots[0] + base + i, lanes);
+    for (int rank = 1; rank < p.peers.world; ++rank) sum += Load(slots[rank] + base + i, lanes);
+    sum = RoundAs<T>(sum);
+    const Vec residual = is_fused ? Load(p.residual_in + base + i, lanes) : Vec{};
+    if (p.output != nullptr) Store(p.output + base + i, sum, lanes);
+    if (!is_fused) return;
+    sum = RoundAs<T>(sum + residual);
+    Store(p.residual_out + base + i, sum, lanes);
+    Store(&row[i], sum);
+    squares.Add(Keep(sum * sum, lanes));
+  });
+  if (!is_fused) return;
+
+  const float rstd = 1.0f / std::sqrt(squares.Total() / p.hidden + p.eps);
+  float amax = 0;
+  ForEachVec(p.hidden, [&](int64_t i, auto lanes) {
+    const Vec norm = RoundAs<T>(Load(&row[i]) * rstd * (Load(p.gamma + i, lanes) + p.weight_bias));
+    if (p.norm_out != nullptr) Store(p.norm_out + base + i, norm, lanes);
+    if (p.quant_out == nullptr) return;
+    if (p.scale_out == nullptr) {
+      Store(p.quant_out + base + i, norm * inv_scale, lanes);
+      return;
+    }
+    const Vec kept = Keep(norm, lanes);
+    Store(&row[i], kept);
+    const float most = Largest(kept < 0.f ? -kept : kept);
+    amax = most > amax || std::isnan(most) ? most : amax;
+  });
+  if (p.scale_out == nullptr) return;
+  const float scale = (amax < SMALLEST_AMAX ? SMALLEST_AMAX : amax) / E4M3_LARGEST;
+  p.scale_out[token] = scale;
+  ForEachVec(p.hidden, [&](int64_t i, auto lanes) { Store(p.quant_out + base + i, Load(&row[i]) / scale, lanes); });
+}
+
+/// Run one call, or a part of it: see DONE, REQUESTS_DIFFER, GAVE_UP.
+template <typename T>
+int64_t AllReduceOnHost(const AllReduceParams<T>& p) {
+  HostHead* const own = HeadOf(p.peers, p.peers.rank);
+  uint32_t call = own->call.load(std::memory_order_relaxed);
+  const Request request{p.tokens, p.hidden, p.pattern, int64_t(sizeof(T))};
+  if (!p.resume) {
+    ++call;
+    own->requests[call % 2] = request;
+    T* const slot = reinterpret_cast<T*>(p.peers.memory[p.peers.rank] + HEAD_BYTES + call % 2 * p.slot_bytes);
+    cpu::ParallelFor(p.tokens, p.hidden, [&](int64_t begin, int64_t end) {
+      cpu::ForEachVec((end - begin) * p.hidden, [&](int64_t i, auto lanes) {
+        const int64_t at = begin * p.hidden + i;
+        cpu::Store(slot + at, cpu::Load(p.input + at, lanes) + 0.0f, lanes);  // -0.0 becomes +0.0
+      });
+    });
+    own->call.store(call, std::memory_order_release);
+  }
+  const int64_t waiting = WaitForPeers(p.peers, call, p.wait_us);
+  if (waiting != DONE) return waiting;
+
+  const T* slots[MAX_RANKS];
+  for (int rank = 0; rank < p.peers.world; ++rank) {
+    if (!(HeadOf(p.peers, rank)->requests[call % 2] == request)) return REQUESTS_DIFFER;
+    slots[rank] = reinterpret_cast<const T*>(p.peers.memory[rank] + HEAD_BYTES + call % 2 * p.slot_bytes);
+  }
+  const float inv_scale = 1.f / (p.scale != nullptr ? *p.scale : p.scale_value);
+  cpu::ParallelFor(p.tokens, p.hidden, [&](int64_t begin, int64_t end) {
+    const cpu::Scratch row(p.hidden);
+    for (int64_t token = begin; token < end; ++token) ReduceRow(p, slots, token, row, inv_scale);
+  });
+  return DONE;
+}
+
+}  // namespace comm
+}  // namespace flashinfer

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the all-reduce on every rank, and the results to compare with."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from flashinfer.comm import AllReduceFusionPattern as P
+from flashinfer.comm import allreduce_fusion, create_allreduce_fusion_workspace
+
+Results = dict[str, torch.Tensor]
+TOLERANCES = {torch.float16: (2e-3, 2e-3), torch.bfloat16: (1.6e-2, 1.6e-2), torch.float32: (2e-6, 2e-6)}
+FP8 = (P.kARResidualRMSNormFP8Quant, P.kARResidualRMSNormOutFP8Quant)
+DYNAMIC = (P.kARResidualRMSNormDynamicFP8Quant, P.kARResidualRMSNormOutDynamicFP8Quant)
+
+
+def inputs(
+    rank: int, tokens: int, hidden: int, dtype: torch.dtype, device: str, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the input of a rank, and residual and weight, which all ranks share."""
+    g = torch.Generator().manual_seed(1000 * seed + rank)
+    shared = torch.Generator().manual_seed(1000 * seed + 999)
+    x = torch.randn(tokens, hidden, generator=g).to(dtype)
+    residual = torch.randn(tokens, hidden, generator=shared).to(dtype)
+    gamma = torch.randn(hidden, generator=shared).to(dtype)
+    return x.to(device), residual.to(device), gamma.to(device)
+
+
+def outputs(pattern: int, x: torch.Tensor) -> Results:
+    """Allocate what a pattern writes."""
+    if pattern == P.kAllReduce:
+        return {"output": torch.empty_like(x)}
+    made = {"residual_out": torch.empty_like(x)}
+    if pattern not in (P.kARResidualRMSNormFP8Quant, P.kARResidualRMSNormDynamicFP8Quant):
+        made["norm_out"] = torch.empty_like(x)
+    if pattern in FP8 + DYNAMIC:
+        made["quant_out"] = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    if pattern in DYNAMIC:
+        made["scale_out"] = torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
+    return made
+
+
+def call(workspace: Any, pattern: int, given: tuple[torch.Tensor, ...], **options: Any) -> Results:
+    """Run one call and return what it wrote."""
+    x, residual, gamma = given
+    made = outputs(pattern, x)
+    if pattern != P.kAllReduce:
+        options |= {"residual_in": residual, "rms_gamma": gamma}
+    result = allreduce_fusion(x, workspace, pattern, **made, **options)
+    expected = made.get("norm_out", made.get("quant_out", made.get("output")))
+    assert result is expected
+    return made
+
+
+def expected(
+    world: int, pattern: int, shape: tuple[int, int], dtype: torch.dtype, seed: int, **options: Any
+) -> Results:
+    """Return what the reference of the template says, by the same names."""
+    given = [inputs(rank, *shape, dtype, "cpu", seed) for rank in range(world)]
+    _, residual, gamma = given[0]
+    stacked = torch.stack([x for x, _, _ in given])
+    found = allreduce_fusion._trace_template.reference(stacked, pattern, residual, gamma, **options)
+    names = ("output", "residual_out", "norm_out", "quant_out", "scale_out")
+    return {name: value for name, value in zip(names, found, strict=True) if value is not None}
+
+
+def check(found: Results, wanted: Results, dtype: torch.dtype) -> None:
+    """Compare: sums and residuals bit for bit, norms by the tolerance of the dtype, codes of fp8 to one step."""
+    for name, value in found.items():
+        value, want = value.cpu(), wanted[name]
+        if name in ("output", "residual_out"):
+            assert torch.equal(value, want + 0.0), name
+        elif name == "quant_out":
+            steps = value.view(torch.int8).int() - want.view(torch.int8).int()
+            assert (steps.abs() <= 1).all() and (steps != 0).sum() <= 1 + 0.02 * steps.numel(), name
+        else:
+            rtol, atol = TOLERANCES[dtype] if name == "norm_out" else (1e-2, 1e-6)
+            torch.testing.assert_close(value, want, rtol=rtol, atol=atol, msg=name)
+
+
+def make_workspace(
+    comm: Any, tokens: int, hidden: int, dtype: torch.dtype, device: str, backend: str = "trtllm"
+) -> Any:
+    return create_allreduce_fusion_workspace(
+        backend,
+        comm.Get_size(),
+        comm.Get_rank(),
+        tokens,
+        hidden,
+        dtype,
+        comm_backend=comm,
+        device=device,
+    )
+
+
+def digest(found: Results) -> Optional[str]:
+    """Return a text that is equal for equal bits."""
+    import hashlib
+
+    total = hashlib.sha256()
+    for name in sorted(found):
+        total.update(found[name].cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one-shot kernel on the CPU (tests/emulation), with ranks that are CTAs of one cluster, in random order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ..emulation.build import Library, compile_emulated
+from .calls import check, digest, expected, inputs, outputs
+
+HEAD_BYTES, GENERATIONS, SENTINEL = 512, 3, -(2**31)
+NAMES = ("input", "output", "residual_in", "residual_out", "rms_gamma", "norm_out", "quant_out", "scale_out", "record")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Library:
+    return compile_emulated("emulated_allreduce.cpp", tmp_path_factory)
+
+
+class Group:
+    """Memory of the ranks, and calls of all of them."""
+
+    def __init__(self, library: Library, world: int, elements: int, dtype: torch.dtype) -> None:
+        self.library, self.world, self.dtype = library, world, dtype
+        self.slot_bytes = elements * dtype.itemsize
+        words = (HEAD_BYTES + GENERATIONS * world * self.slot_bytes) // 4
+        self.memory = [torch.full((words,), SENTINEL, dtype=torch.int32) for _ in range(world)]
+        for memory in self.memory:
+            memory[: HEAD_BYTES // 4] = 0
+        self.records = [torch.zeros(4, dtype=torch.int32) for _ in range(world)]
+
+    def call(self, pattern, tokens, hidden, seed, blocks=1, present=None, timeout_ns=0):
+        given = [inputs(rank, tokens, hidden, self.dtype, "cpu", seed) for rank in range(self.world)]
+        made = [outputs(pattern, x) for x, _, _ in given]
+        numbers = [self.world, self.world if present is None else present, blocks]
+        numbers += [self.slot_bytes, tokens, hidden, timeout_ns, *(memory.data_ptr() for memory in self.memory)]
+        for rank in range(self.world):
+            x, residual, gamma = given[rank]
+            tensors = {"input": x, "record": self.records[rank], **made[rank]}
+            if pattern:
+                tensors |= {"residual_in": residual, "rms_gamma": gamma}
+            numbers += [tensors[name].data_ptr() if name in tensors else 0 for name in NAMES]
+        packed = torch.tensor(numbers, dtype=torch.int64)
+        kind = 0 if self.dtype is torch.float32 else 1
+        assert self.library.call("all_reduce", kind, packed.data_ptr()) == 0
+        return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("world, blocks", [(2, 1), (4, 2), (2, 3)])
+def test_calls_of_changing_size(library, world, blocks, dtype):
+    """Check sums, norms and sentinels over more calls than there are generations, smaller and larger in turn."""
+    group = Group(library, world, 7 * 264, dtype)
+    for seed, (pattern, tokens, hidden) in enumerate(
+        [(0, 1, 8), (1, 7, 264), (10, 2, 264), (0, 7, 264), (4, 1, 40), (11, 3, 16), (0, 2, 8), (2, 5, 264)]
+    ):
+        library.seed(seed)
+        made = group.call(pattern, tokens, hidden, seed, blocks)
+        options = {"rms_eps": 1e-5, "weight_bias": 1.0, "scale_factor": 0.5}
+        for found in made:
+            check(found, expected(world, pattern, (tokens, hidden), dtype, seed, **options), dtype)
+        assert len({digest(found) for found in made}) == 1
+        heads = {tuple(memory[:7].tolist()) for memory in group.memory}
+        (head,) = heads
+        assert head[:4] == (seed + 1, (seed + 1) % GENERATIONS, 0, 0)
+        assert head[4 + seed % GENERATIONS] == tokens * hidden * dtype.itemsize // 16
+        slots = [memory[HEAD_BYTES // 4 :].view(GENERATIONS, -1) for memory in group.memory]
+        for other in ((seed + 1) % GENERATIONS, (seed + 2) % GENERATIONS):
+            assert all((one[other] == SENTINEL).all() for one in slots), "two generations hold sentinels only"
+
+
+def test_a_rank_that_does_not_come(library):
+    group = Group(library, 2, 64, torch.float32)
+    group.call(0, 1, 64, 0, present=1, timeout_ns=1)
+    assert group.records[0].tolist() == [1, 1, 1, 0]
+    assert [memory[3].item() for memory in group.memory] == [2, 2], "all ranks are told which one is late"
