@@ -45,6 +45,7 @@ from .jit.attention import gen_mla_modules as gen_mla_modules
 from .jit.attention import gen_prefill_modules as gen_prefill_modules
 from .jit.attention.generate import has_hopper_target, hopper_serves
 from .jit.cascade import gen_cascade_modules as gen_cascade_modules
+from .jit.comm import gen_comm_modules as gen_comm_modules
 from .jit.concat_ops import gen_concat_ops_modules as gen_concat_ops_modules
 from .jit.context import current_compilation_context
 from .jit.cpp_ext import get_cuda_version as get_cuda_version
@@ -67,7 +68,7 @@ from .jit.topk import gen_topk_modules as gen_topk_modules
 #: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
 FAMILIES = (
     *("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade", "sampling", "topk"),
-    *("decode", "prefill", "mla", "gemm", "fused_moe", "recurrent", "mhc"),
+    *("decode", "prefill", "mla", "gemm", "fused_moe", "recurrent", "mhc", "comm"),
     "api_log_stats",
 )
 _ATTENTION = ("decode", "prefill", "mla")

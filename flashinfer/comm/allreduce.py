@@ -100,15 +100,36 @@ def allreduce_fusion(
         One float32, read by the kernel; 1 when None.
     use_oneshot, fp32_acc, layout_code
         Accepted. Results do not depend on them: sums are always float32, and this release always pushes once.
-    moe_reduction_device_num_experts, moe_reduction_scale_input, moe_reduction_active_experts_token_input, \
-moe_reduction_token_input, expanded_idx_to_permuted_idx, expert_scale_factor, shared_expert_output, \
-block_quant_group_size, moe_finalize_backend
-        Of patterns that this release does not have.
+    moe_reduction_device_num_experts, moe_reduction_scale_input, moe_reduction_active_experts_token_input
+        Of pattern 6, which this release does not have; so is the next one.
+    moe_reduction_token_input
+        See above.
+    expanded_idx_to_permuted_idx, expert_scale_factor, shared_expert_output, moe_finalize_backend
+        Of pattern 7, which this release does not have.
+    block_quant_group_size
+        Of patterns 8 and 9, which this release does not have.
+    rms_eps, weight_bias : float
+        Constants of the formula; Gemma has ``weight_bias=1``.
 
     Returns
     -------
     torch.Tensor
         ``norm_out`` if given, else ``quant_out``, else ``output``.
+
+    Examples
+    --------
+    Two ranks that are threads of this process:
+
+    >>> from flashinfer.comm.local_ranks import call_on_ranks
+    >>> def work(comm):
+    ...     group = {"world_size": comm.Get_size(), "rank": comm.Get_rank(), "comm_backend": comm, "device": "cpu"}
+    ...     sizes = {"max_token_num": 4, "hidden_dim": 64, "dtype": torch.float32}
+    ...     workspace = flashinfer.comm.create_allreduce_fusion_workspace(**group, **sizes)
+    ...     total = flashinfer.comm.allreduce_fusion(torch.full((1, 64), 1.0 + comm.Get_rank()), workspace, 0)
+    ...     workspace.destroy()
+    ...     return total[0, 0].item()
+    >>> call_on_ranks(2, work)
+    [3.0, 3.0]
     """
     if not isinstance(workspace, TRTLLMAllReduceFusionWorkspace):
         raise TypeError(

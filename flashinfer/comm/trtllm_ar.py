@@ -74,5 +74,11 @@ class QuantizationSFLayout:
 
 
 def compute_fp4_swizzled_layout_sf_size(total_row: int, total_column: int) -> int:
-    """Return the number of scales of ``total_row`` x ``total_column`` scales in tiles of 128 x 4."""
+    """Return the number of scales of ``total_row`` x ``total_column`` scales in tiles of 128 x 4.
+
+    Examples
+    --------
+    >>> flashinfer.comm.compute_fp4_swizzled_layout_sf_size(129, 5)
+    2048
+    """
     return -(-total_row // 128) * 128 * (-(-total_column // 4) * 4)

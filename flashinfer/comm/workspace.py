@@ -338,8 +338,9 @@ def create_allreduce_fusion_workspace(
     comm_backend, group
         The ranks of the workspace, and nobody else: an object with ``Get_rank``, ``Get_size``, ``allgather`` and
         ``barrier``, or a process group of torch. Default: the default group, else MPI.
-    top_k, rms_eps, weight_bias, routed_scaling_factor, include_shared_expert, add_residual, write_residual_output, \
-apply_rms_norm, output_dtype, dynamic_fp8, write_norm_output, config
+    top_k, rms_eps, weight_bias, routed_scaling_factor, include_shared_expert, add_residual
+        Of ``backend="mnnvl-cutedsl"``, which needs a Blackwell GPU: must be None.
+    write_residual_output, apply_rms_norm, output_dtype, dynamic_fp8, write_norm_output, config
         Of ``backend="mnnvl-cutedsl"``, which needs a Blackwell GPU: must be None.
     use_fp32_lamport : bool
         The same as ``dtype=torch.float32``.
@@ -350,6 +351,21 @@ apply_rms_norm, output_dtype, dynamic_fp8, write_norm_output, config
     -------
     AllReduceFusionWorkspace
         Its ``destroy()`` gives the memory back.
+
+    Examples
+    --------
+    Two ranks that are threads of this process:
+
+    >>> from flashinfer.comm.local_ranks import call_on_ranks
+    >>> def work(comm):
+    ...     group = {"world_size": comm.Get_size(), "rank": comm.Get_rank(), "comm_backend": comm, "device": "cpu"}
+    ...     sizes = {"max_token_num": 4, "hidden_dim": 64, "dtype": torch.float32}
+    ...     workspace = flashinfer.comm.create_allreduce_fusion_workspace(**group, **sizes)
+    ...     total = flashinfer.comm.allreduce_fusion(torch.full((1, 64), 1.0 + comm.Get_rank()), workspace, 0)
+    ...     workspace.destroy()
+    ...     return total[0, 0].item()
+    >>> call_on_ranks(2, work)
+    [3.0, 3.0]
     """
     op = "create_allreduce_fusion_workspace"
     given = {

@@ -69,6 +69,16 @@ def test_streams(size, dtype):
     ranks.close()
 
 
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_one_rank(pattern):
+    """Check a rank alone: tools that run one kernel at a time can look at it."""
+    ranks, shape, dtype = Streams(1, 5, 264, torch.bfloat16), (5, 264), torch.bfloat16
+    for seed in range(4):
+        found = call(ranks.spaces[0], pattern, inputs(0, *shape, dtype, "cuda", seed))
+        check(found, expected(1, pattern, shape, dtype, seed), dtype)
+    ranks.close()
+
+
 def test_graphs_with_changing_numbers_of_tokens():
     """Replay graphs of three sizes in random order: what a call resets is what the call before it used."""
     size, dtype, hidden = 4, torch.bfloat16, 1024

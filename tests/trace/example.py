@@ -37,6 +37,7 @@ from typing import Any, Callable, Iterator
 import torch
 
 import flashinfer
+import flashinfer.comm
 import flashinfer.fused_moe
 import flashinfer.gemm  # the package imports it on first use
 import flashinfer.mamba
@@ -107,6 +108,7 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from recurrent_calls()
     yield from mhc_calls()
     yield from delta_calls()
+    yield from comm_calls()
     yield from mamba_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
 
@@ -223,6 +225,12 @@ def recurrent_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield flashinfer.chunk_gated_delta_rule, prefill
     states = {"initial_state": fp32(2, 32, 128, 128), "output_final_state": True}
     yield flashinfer.chunk_gated_delta_rule, {**prefill, **states}
+
+
+def comm_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return the call of one rank for the end of a layer of Llama 3."""
+    rows = {"input": bf16(16, 4096), "residual_in": bf16(16, 4096), "rms_gamma": bf16(4096)}
+    yield flashinfer.comm.allreduce_fusion, {**rows, "workspace": None, "pattern": 1}
 
 
 def mhc_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

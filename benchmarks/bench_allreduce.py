@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmarks of ``flashinfer.comm.allreduce_fusion``: all ranks on one device, as streams or threads of one process.
+
+The ranks share the memory and the SMs of one GPU, and no link: the figures bound the protocol, not NVLink.
+
+python benchmarks/bench_allreduce.py [--device cpu] [--json FILE]
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from harness import Bench, bf16, case, grid, main, nbytes, rand
+
+from flashinfer.comm import allreduce_fusion, create_allreduce_fusion_workspace
+from flashinfer.comm.local_ranks import LocalComm, call_on_ranks
+from flashinfer.trace.templates.comm import allreduce_fusion_trace
+
+# Rows of a decode step and of the largest message that engines send at once (512 KiB); hidden width of DeepSeek V3.
+CUDA = grid(ranks=[2, 4, 8], pattern=[0, 1], num_tokens=[1, 36], hidden_size=[7168])
+CPU = grid(ranks=[2], pattern=[0, 1], num_tokens=[16], hidden_size=[4096])
+
+
+@case("allreduce_fusion", cpu=CPU, cuda=CUDA)
+def all_reduce(ranks: int, pattern: int, num_tokens: int, hidden_size: int) -> Bench:
+    x = rand(ranks, num_tokens, hidden_size, bf16)
+    residual, gamma = rand(num_tokens, hidden_size, bf16), rand(hidden_size, bf16)
+    device = str(x.device)
+
+    def make(comm: LocalComm):
+        size = (comm.Get_size(), comm.Get_rank(), num_tokens, hidden_size)
+        return create_allreduce_fusion_workspace("trtllm", *size, bf16, comm_backend=comm, device=device)
+
+    spaces = call_on_ranks(ranks, make)
+    outs, norms = torch.empty_like(x), torch.empty_like(x)
+
+    def call(rank: int, x: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor) -> None:
+        fused = {"residual_in": residual, "residual_out": outs[rank], "norm_out": norms[rank], "rms_gamma": gamma}
+        chosen = fused if pattern else {"output": outs[rank]}
+        allreduce_fusion(x[rank], spaces[rank], pattern, **chosen)
+
+    threads = ThreadPoolExecutor(ranks)
+    streams = [torch.cuda.Stream() for _ in range(ranks)] if x.is_cuda else []
+
+    def run(*args: torch.Tensor) -> torch.Tensor:
+        if not streams:
+            list(threads.map(lambda rank: call(rank, *args), range(ranks)))
+        else:
+            main_stream = torch.cuda.current_stream()
+            for rank, stream in enumerate(streams):
+                stream.wait_stream(main_stream)
+                with torch.cuda.stream(stream):
+                    call(rank, *args)
+            for stream in streams:
+                main_stream.wait_stream(stream)
+        return norms[0] if pattern else outs[0]
+
+    def reference(*args: torch.Tensor) -> torch.Tensor:
+        return allreduce_fusion_trace.reference(args[0], pattern, *args[1:])[2 if pattern else 0]
+
+    return Bench(run=run, args=(x, residual, gamma), reference=reference, bytes=nbytes(x, outs) * ranks)
+
+
+if __name__ == "__main__":
+    main()
