@@ -310,6 +310,18 @@ def test_what_no_backend_takes_is_refused(native, change, rows):
         flashinfer.mm_bf16(bf16(rows, 256), bf16(64, 256).T, **change)
 
 
+def test_what_native_code_would_take_is_refused(native):
+    """Check an output of another dtype than asked for, and what tinygemm refuses after a call that it takes."""
+    a, b = bf16(8, 256), bf16(64, 256).T
+    for backend in ("cudnn", "tinygemm"):
+        flashinfer.mm_bf16(a, b, backend=backend)
+        with pytest.raises(ArgumentError, match="out must be"):
+            flashinfer.mm_bf16(a, b, out=torch.empty(8, 64, dtype=FP16), backend=backend)
+    with pytest.raises(ArgumentError, match="a must be contiguous"):
+        flashinfer.mm_bf16(bf16(8, 512)[:, :256], b, backend="tinygemm")
+    assert not native.calls
+
+
 def test_the_log_tells_the_choice(native, monkeypatch, caplog):
     monkeypatch.setattr(kept, "knobs", SimpleNamespace(log_level=3))
     logger = logging.getLogger("flashinfer.api")
