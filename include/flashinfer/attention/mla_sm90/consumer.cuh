@@ -66,7 +66,7 @@ struct Consumer {
         }
       }
       ptx::FenceAsyncProxy();
-      ptx::BarrierSync(kZeroed + GROUP, WARPGROUP);
+      ptx::BarrierSync(int(NamedBarrier::kZeroed) + GROUP, WARPGROUP);
     }
   }
 
@@ -188,14 +188,16 @@ struct Consumer {
   }
 
   /// Arrive without waiting. racecheck does not know that this orders the accesses before it: for that tool, wait too.
-  __device__ __forceinline__ void Arrive(Barrier barrier) const {
+  __device__ __forceinline__ void Arrive(NamedBarrier barrier) const {
 #ifdef FLASHINFER_RACECHECK
     Sync(barrier);
 #else
-    ptx::BarrierArrive(barrier, 2 * WARPGROUP);
+    ptx::BarrierArrive(int(barrier), 2 * WARPGROUP);
 #endif
   }
-  __device__ __forceinline__ void Sync(Barrier barrier) const { ptx::BarrierSyncApart(barrier, 2 * WARPGROUP); }
+  __device__ __forceinline__ void Sync(NamedBarrier barrier) const {
+    ptx::BarrierSyncApart(int(barrier), 2 * WARPGROUP);
+  }
 };
 
 /// State of the rows of a thread: maxima (times scale) and sums of the weights of its own blocks.
@@ -229,13 +231,13 @@ __device__ __forceinline__ void Attend(Consumer<T, 0, COPIED>& c, float (&o)[HAL
     uint32_t words[16];
     RoundWeights<T>(words, s);
     c.GiveWeights(words);
-    c.Arrive(kFirstWeights);
+    c.Arrive(NamedBarrier::kFirstWeights);
     ScaleRows(o, factor);
     c.Issue(o, words, 0);
     c.Finish(o, words, 0);
     if (key + KEYS >= item.kv_end) break;
     c.WaitOther();
-    c.Sync(kSecondWeights);
+    c.Sync(NamedBarrier::kSecondWeights);
     factor = state.Raise(ReadRows(c.shared.Maxima(1)));
     c.TakeWeights(words);
     ScaleRows(o, factor);
@@ -249,7 +251,7 @@ template <typename T, bool COPIED>
 __device__ __forceinline__ void IssueFirst(Consumer<T, 1, COPIED>& c, float (&o)[HALF / 2], RowState& state,
                                            uint32_t (&words)[16]) {
   c.WaitOther();
-  c.Sync(kFirstWeights);
+  c.Sync(NamedBarrier::kFirstWeights);
   const RowPair factor = state.Raise(ReadRows(c.shared.Maxima(0)));
   c.TakeWeights(words);
   ScaleRows(o, factor);
@@ -276,7 +278,7 @@ __device__ __forceinline__ void Attend(Consumer<T, 1, COPIED>& c, float (&o)[HAL
     Weigh(s, state.maximum, c.scale, state.sum);
     RoundWeights<T>(second, s);
     c.GiveWeights(second);
-    c.Arrive(kSecondWeights);
+    c.Arrive(NamedBarrier::kSecondWeights);
     c.Finish(o, first, 0);
     ScaleRows(o, factor);
     c.Issue(o, second, 1);

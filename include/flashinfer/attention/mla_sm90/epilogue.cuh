@@ -24,7 +24,7 @@ __device__ __forceinline__ RowPair Normalise(const Shared& shared, const RowPair
     x[h] += __shfl_xor_sync(~0u, x[h], 2);
   }
   WriteRows(shared.Sums(GROUP, is_odd), x);
-  ptx::BarrierSyncApart(kSums, 2 * WARPGROUP);
+  ptx::BarrierSyncApart(int(NamedBarrier::kSums), 2 * WARPGROUP);
   const RowPair first = ReadRows(shared.Sums(0, is_odd)), second = ReadRows(shared.Sums(1, is_odd));
 #pragma unroll
   for (int h = 0; h < 2; ++h) {

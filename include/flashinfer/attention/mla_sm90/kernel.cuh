@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Loader = std::conditional_t<COPIED, RowLoader<Params>, BoxLoader<Params>>;
   extern __shared__ char dynamic[];
-  const uint32_t address = ptx::SharedAddress(dynamic), base = (address + 1023) / 1024 * 1024;
-  const Shared shared{base, dynamic + (base - address)};
+  const hopper::AlignedMemory memory = hopper::Aligned(dynamic);
+  const Shared shared{memory.base, reinterpret_cast<char*>(memory.data)};
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2 * SLABS; ++i) ptx::MbarrierInit(shared.Full(i / SLABS, i % SLABS), Loader::ARRIVALS);
     for (int i = 0; i < 2 * SLABS; ++i) ptx::MbarrierInit(shared.Empty(i / SLABS, i % SLABS), WARPGROUP / 32);
@@ -84,24 +84,23 @@ __global__ void __launch_bounds__(THREADS, 1)
   __syncthreads();
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
-  const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
-  if (role == 0) {
-    ptx::ReleaseRegisters<PRODUCER_REGISTERS<COPIED>>();
-    if constexpr (COPIED) {
-      Loader loader(p, strides);
-      Produce(p, work, shared, loader);
-    } else {
-      Loader loader(p, maps.latent, maps.rotary);
-      Produce(p, work, shared, loader);
-    }
-  } else {
-    ptx::TakeRegisters<CONSUMER_REGISTERS<COPIED>>();
-    if (role == 1) {
-      Consume<0, COPIED>(p, work, shared);
-    } else {
-      Consume<1, COPIED>(p, work, shared);
-    }
-  }
+  hopper::RunRoles<PRODUCER_REGISTERS<COPIED>, CONSUMER_REGISTERS<COPIED>>(
+      [&] {
+        if constexpr (COPIED) {
+          Loader loader(p, strides);
+          Produce(p, work, shared, loader);
+        } else {
+          Loader loader(p, maps.latent, maps.rotary);
+          Produce(p, work, shared, loader);
+        }
+      },
+      [&](int group) {
+        if (group == 0) {
+          Consume<0, COPIED>(p, work, shared);
+        } else {
+          Consume<1, COPIED>(p, work, shared);
+        }
+      });
 #endif
 }
 

@@ -5,6 +5,7 @@
 // in blocks of 64, in two buffers of 64 x 576; the first 512 columns are also the values. Query and keys are nine slabs
 // of 64 rows by 64 columns (hopper/smem_tile.cuh): slabs 0 to 7 are the latent columns, slab 8 the rotary columns.
 #pragma once
+#include "../../hopper/roles.cuh"
 #include "../../hopper/smem_tile.cuh"
 #include "../../ptx/barrier.cuh"
 #include "../../ptx/mbarrier.cuh"
@@ -28,7 +29,8 @@ constexpr int SLAB_COLUMNS = 64, SLABS = 9, ROTARY_SLAB = 8;
 constexpr int HALF_SLABS = HALF / SLAB_COLUMNS;
 constexpr int SLAB_BYTES = 64 * hopper::SLAB_ROW_BYTES;
 constexpr int TILE_BYTES = SLABS * SLAB_BYTES;
-constexpr int WARPGROUP = 128, THREADS = 3 * WARPGROUP;  // a producer and two consumers
+using hopper::WARPGROUP;
+constexpr int THREADS = 3 * WARPGROUP;  // a producer and two consumers
 /// Registers per thread; the three warpgroups share 504. Copies with cp.async hold addresses of rows.
 template <bool COPIED>
 inline constexpr int PRODUCER_REGISTERS = COPIED ? 72 : 40;
@@ -39,8 +41,8 @@ inline constexpr int CONSUMER_REGISTERS = COPIED ? 216 : 232;
 constexpr int PARTS = 2;
 constexpr int STAGING_BYTES = 1024;  // per consumer warp: 16 rows by 32 columns of results
 
-/// Named barriers.
-enum Barrier : int {
+/// Barriers of some warps.
+enum class NamedBarrier : int {
   kFirstWeights = 1,  // first warpgroup: weights of its block, and maxima, are in shared memory
   kSecondWeights,     // second warpgroup: likewise
   kSums,              // both: row sums
@@ -82,7 +84,7 @@ struct Shared {
   }
   __device__ __forceinline__ uint32_t Barrier(int i) const { return base + BARRIERS_AT + 8 * i; }
 };
-static_assert(Shared::BYTES <= 232448, "shared memory of a block");
+static_assert(Shared::BYTES <= hopper::MAX_SHARED_BYTES, "shared memory of a block");
 
 /// Return true if boxes of pages of this size tile a block of keys, and are large enough for TMA.
 inline bool PagesAreBoxes(int page_size) { return page_size % KEYS == 0 || (page_size >= 8 && KEYS % page_size == 0); }

@@ -15,7 +15,6 @@
 //   bench  python benchmarks/bench_prefill.py
 #pragma once
 #include "../../ptx/pdl.cuh"
-#include "../../ptx/setmaxnreg.cuh"
 #include "mainloop.cuh"
 #include "producer_convert.cuh"
 #include "epilogue.cuh"
@@ -97,12 +96,13 @@ __device__ __forceinline__ void RunConsumer(const typename Tr::Params& p, const 
       });
     }
     // Warps stage results where other warps of the warpgroup may still read queries, or have their own memory.
-    if constexpr (Tr::STAGES_IN_QUERY) ptx::BarrierSync(Barrier::kWarpgroup + group, WARPGROUP);
+    if constexpr (Tr::STAGES_IN_QUERY) ptx::BarrierSync(int(NamedBarrier::kWarpgroup) + group, WARPGROUP);
     Epilogue<Tr, Rows, Variant>{p, work, item, rows, shared.Staging(4 * group + warp)}.Write(o);
     if constexpr (Tr::STAGES_IN_QUERY) {
       ptx::FenceAsyncProxy();
       release();
-      ptx::BarrierSync(Barrier::kWarpgroup + group, WARPGROUP);  // before this warpgroup copies the next query
+      ptx::BarrierSync(int(NamedBarrier::kWarpgroup) + group,
+                       WARPGROUP);  // before this warpgroup copies the next query
     }
   }
 }
@@ -111,19 +111,13 @@ __device__ __forceinline__ void RunConsumer(const typename Tr::Params& p, const 
 template <typename Tr, typename Variant, bool ALL_MASKED>
 __device__ __forceinline__ void RunBlock(const typename Tr::Params& p, const WorkList& work, const Boxes& boxes,
                                          const RowStrides<typename Tr::Params>& strides, char* memory) {
-  constexpr uint32_t ALIGNMENT = hopper::SLAB_ALIGNMENT;
-  const Shared<Tr> shared{(ptx::SharedAddress(memory) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT};
+  const Shared<Tr> shared{hopper::Aligned(memory).base};
   if (threadIdx.x == 0) shared.Init();
   __syncthreads();
   ptx::GridDependencyWait();
-  const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
-  if (role == 0) {
-    ptx::ReleaseRegisters<Tr::PRODUCER_REGISTERS>();
-    RunProducer<Tr>(p, work, boxes, strides, shared);
-  } else {
-    ptx::TakeRegisters<Tr::CONSUMER_REGISTERS>();
-    RunConsumer<Tr, Variant, ALL_MASKED>(p, work, boxes, shared, role - 1);
-  }
+  hopper::RunRoles<Tr::PRODUCER_REGISTERS, Tr::CONSUMER_REGISTERS>(
+      [&] { RunProducer<Tr>(p, work, boxes, strides, shared); },
+      [&](int group) { RunConsumer<Tr, Variant, ALL_MASKED>(p, work, boxes, shared, group); });
   ptx::LaunchDependents();
 }
 

@@ -28,11 +28,11 @@ struct Turns {
   const int group;
 
   __device__ __forceinline__ void Wait() const {
-    if constexpr (Tr::TAKES_TURNS) ptx::BarrierSync(Barrier::kTurn + group, 2 * WARPGROUP);
+    if constexpr (Tr::TAKES_TURNS) ptx::BarrierSync(int(NamedBarrier::kTurn) + group, 2 * WARPGROUP);
   }
   __device__ __forceinline__ void Pass() const {
     if constexpr (Tr::TAKES_TURNS) {
-      ptx::BarrierArrive(Barrier::kTurn + (group + 1 == Tr::CONSUMERS ? 0 : group + 1), 2 * WARPGROUP);
+      ptx::BarrierArrive(int(NamedBarrier::kTurn) + (group + 1 == Tr::CONSUMERS ? 0 : group + 1), 2 * WARPGROUP);
     }
   }
   /// Give the first turn to the first warpgroup.
@@ -167,7 +167,7 @@ struct MainLoop {
       }
     }
     ptx::FenceAsyncProxy();
-    ptx::BarrierSync(Barrier::kWarpgroup + group, WARPGROUP);
+    ptx::BarrierSync(int(NamedBarrier::kWarpgroup) + group, WARPGROUP);
   }
 };
 

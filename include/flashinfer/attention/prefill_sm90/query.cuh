@@ -30,7 +30,7 @@ __device__ __forceinline__ void CopyQuery(const typename Tr::Params& p, Variant&
   constexpr int COLUMNS = 16 / int(sizeof(typename Tr::Query)), CHUNKS = Tr::D_QK / COLUMNS;
   const QueryReader<Params, Variant> reader{p, variant, item};
   const int thread = threadIdx.x % WARPGROUP, rows = item.qo_len * int(p.group.divisor);
-  ptx::BarrierSync(Barrier::kWarpgroup + group, WARPGROUP);  // its warps may still read the previous query
+  ptx::BarrierSync(int(NamedBarrier::kWarpgroup) + group, WARPGROUP);  // its warps may still read the previous query
 #pragma unroll 4
   for (int i = thread; i < 64 * CHUNKS; i += WARPGROUP) {
     const int row = 64 * group + i / CHUNKS, chunk = i % CHUNKS, at = item.row_begin + row;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void CopyQuery(const typename Tr::Params& p, Variant&
   ptx::CopyCommit();
   ptx::CopyWait<0>();
   ptx::FenceAsyncProxy();
-  ptx::BarrierSync(Barrier::kWarpgroup + group, WARPGROUP);
+  ptx::BarrierSync(int(NamedBarrier::kWarpgroup) + group, WARPGROUP);
 }
 
 /// Turn the rows of warpgroup `group` from bf16 to fp16, in place. Each is multiplied by a power of two such that its
@@ -97,7 +97,7 @@ __device__ __forceinline__ float2 ScaleQuery(const Shared<Tr>& shared, int group
     }
   }
   ptx::FenceAsyncProxy();
-  ptx::BarrierSync(Barrier::kWarpgroup + group, WARPGROUP);
+  ptx::BarrierSync(int(NamedBarrier::kWarpgroup) + group, WARPGROUP);
   return {inverse[0], inverse[1]};
 }
 

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "../../hopper/ring.cuh"
+#include "../../hopper/roles.cuh"
 #include "../../hopper/smem_tile.cuh"
 #include "../../ptx/wgmma.cuh"
 #include "../common/backend_interface.h"
@@ -19,7 +20,7 @@ namespace flashinfer {
 namespace attention {
 namespace prefill_sm90 {
 
-constexpr int WARPGROUP = 128;
+using hopper::WARPGROUP;
 
 /// Keys per step of Form::kShort: fewer waste less at the diagonal, and items of it are short.
 constexpr int SHORT_KEYS = 64;
@@ -114,8 +115,8 @@ struct Traits {
   static_assert(SHARED_BYTES <= SHARED_LIMIT, "it was made to fit");
 };
 
-/// Named barriers of the consumers.
-enum Barrier : int { kWarpgroup = 1, kTurn = 4 };  // plus the number of the warpgroup, below 3
+/// Barriers of consumer warps, plus the number of the warpgroup, below 3: of its own warps, and for its turn to multiply.
+enum class NamedBarrier : int { kWarpgroup = 1, kTurn = 4 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 

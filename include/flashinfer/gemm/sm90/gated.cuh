@@ -197,11 +197,10 @@ class HalvesSwap {
     float2* const slots = slots_ + turn_ * CONSUMERS * WARPGROUP + threadIdx.x % WARPGROUP;
     turn_ ^= 1;
     slots[group * WARPGROUP] = group == 0 ? float2{x[2], x[3]} : float2{x[0], x[1]};
-    // Barriers with constant numbers: otherwise a block takes all 16.
     if (pair_ == 0) {
-      ptx::BarrierSync(1, CONSUMERS * WARPGROUP);
+      ptx::BarrierSync(int(NamedBarrier::kConsumers), CONSUMERS * WARPGROUP);
     } else {
-      ptx::BarrierSync(2, CONSUMERS * WARPGROUP);
+      ptx::BarrierSync(int(NamedBarrier::kSecondPair), CONSUMERS * WARPGROUP);
     }
     return slots[(1 - group) * WARPGROUP];
   }
@@ -253,7 +252,7 @@ class BlockMaxima {
     for (int j = 0; j < TOKENS / 8; ++j) {
       if (lane < 4) slots[warp * (TOKENS / 2) + 4 * j + lane] = amax[j];
     }
-    ptx::BarrierSync(1, CONSUMERS * WARPGROUP);
+    ptx::BarrierSync(int(NamedBarrier::kConsumers), CONSUMERS * WARPGROUP);
 #pragma unroll
     for (int i = 0; i < WARPS * (TOKENS / 8); ++i) {
       const int j = i / WARPS;

@@ -18,7 +18,6 @@
 #pragma once
 #include "../../ptx/cluster.cuh"
 #include "../../ptx/pdl.cuh"
-#include "../../ptx/setmaxnreg.cuh"
 #include "../../ptx/tma.cuh"
 #include "columns.h"
 #include "gated.cuh"
@@ -290,11 +289,14 @@ template <typename Traits>
 __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_constant__ GemmParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char shared[];
-  const uint32_t address = ptx::SharedAddress(shared), base = (address + 1023) / 1024 * 1024;
+  const hopper::AlignedMemory aligned = hopper::Aligned(shared);
+  const uint32_t base = aligned.base;
+  unsigned char* const memory = aligned.data;
   const hopper::Ring<Traits::STAGES> ring{base};
   const uint32_t stages = base + BARRIER_BYTES;
-  const uint32_t scales = stages + Traits::STAGES * Traits::STAGE_BYTES + Traits::STAGING_BYTES;
-  auto* const slots = reinterpret_cast<TileSlots*>(shared + (base - address) + TileSlots::OFFSET);
+  constexpr int SCALES = BARRIER_BYTES + Traits::STAGES * Traits::STAGE_BYTES + Traits::STAGING_BYTES;
+  auto* const slots = reinterpret_cast<TileSlots*>(memory + TileSlots::OFFSET);
+  const auto* const scales = reinterpret_cast<const float*>(memory + SCALES);
   if (threadIdx.x == 0) {
     if constexpr (!Traits::GATHERS) ptx::PrefetchTensorMap(&p.tokens);
     ptx::PrefetchTensorMap(&p.weights);
@@ -308,21 +310,18 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
   }
   if (Traits::PARTS == 0 || !p.weights_first) ptx::GridDependencyWait();
   ptx::LaunchDependents();
-  const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
-  if (role == 0) {
-    ptx::ReleaseRegisters<PRODUCER_REGISTERS>();
-    if (threadIdx.x < 32) {
-      Produce<Traits>(p, ring, stages, slots);
-    } else if (Traits::IS_BLOCK && threadIdx.x < 64) {
-      ProduceScales<Traits>(p, ring, scales, slots);
-    } else if (Traits::GATHERS && threadIdx.x >= WARPGROUP - 32 * GATHER_WARPS) {
-      if constexpr (Traits::GATHERS) ProduceRows<Traits>(p, ring, stages, slots);
-    }
-    if (Traits::SPLITS) MeetCluster();
-  } else {
-    ptx::TakeRegisters<CONSUMER_REGISTERS>();
-    Consume<Traits>(p, ring, stages, reinterpret_cast<const float*>(shared + (scales - address)), role - 1);
-  }
+  hopper::RunRoles<PRODUCER_REGISTERS, CONSUMER_REGISTERS>(
+      [&] {
+        if (threadIdx.x < 32) {
+          Produce<Traits>(p, ring, stages, slots);
+        } else if (Traits::IS_BLOCK && threadIdx.x < 64) {
+          ProduceScales<Traits>(p, ring, base + SCALES, slots);
+        } else if (Traits::GATHERS && threadIdx.x >= WARPGROUP - 32 * GATHER_WARPS) {
+          if constexpr (Traits::GATHERS) ProduceRows<Traits>(p, ring, stages, slots);
+        }
+        if (Traits::SPLITS) MeetCluster();
+      },
+      [&](int group) { Consume<Traits>(p, ring, stages, scales, group); });
   // Other blocks may still signal barriers of this one, or read its sums.
   if (ClusterBlocks<Traits::SPLITS>(p) > 1) ptx::ClusterSync();
 #endif

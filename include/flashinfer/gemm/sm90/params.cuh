@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "../../device/occupancy.cuh"
+#include "../../hopper/roles.cuh"
 #include "../../hopper/tensor_map_cache.h"
 #include "../../ptx/wgmma.cuh"
 #include "../../utils.cuh"
@@ -13,13 +14,21 @@
 namespace flashinfer {
 namespace gemm {
 
-constexpr int MAX_SHARED_BYTES = 232448;  // shared memory limit of a block on SM90, in bytes
-constexpr int BARRIER_BYTES = 1024;       // barriers and flags before the stages; a multiple of the stages' alignment
-constexpr int WARPGROUP = 128;
-constexpr int CONSUMERS = 2;  // warpgroups that multiply
+using hopper::MAX_SHARED_BYTES;
+using hopper::WARPGROUP;
+constexpr int BARRIER_BYTES = 1024;  // barriers and flags before the stages; a multiple of the stages' alignment
+constexpr int CONSUMERS = 2;         // warpgroups that multiply
 constexpr int GEMM_THREADS = (1 + CONSUMERS) * WARPGROUP;
 constexpr int PRODUCER_REGISTERS = 40;  // 40 * 128 + 232 * 256 = 168 * 384
 constexpr int CONSUMER_REGISTERS = 232;
+
+/// Barriers of some warps. Instructions have constant numbers: otherwise a block takes all 16.
+enum class NamedBarrier : int {
+  kConsumers = 1,   // the first two consumer warpgroups: what they tell each other is in shared memory
+  kSecondPair = 2,  // the third and the fourth (w4_sm90/kernel.cuh)
+  kFirstRows = 2,   // warps of rows 0 to 63 (w4_sm90/stream.cuh)
+  kSecondRows = 3,  // warps of rows 64 to 127
+};
 
 template <typename T>
 struct WgmmaTypeOf;

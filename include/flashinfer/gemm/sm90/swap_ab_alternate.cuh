@@ -61,7 +61,7 @@ class TurnSum {
     turn_ ^= 1;
     if constexpr (Buffer::FRAGMENTS == 1) {
       if (group == 1) slots[0] = float4{d[0], d[1], d[2], d[3]};
-      ptx::BarrierSync(1, CONSUMERS * WARPGROUP);
+      ptx::BarrierSync(int(NamedBarrier::kConsumers), CONSUMERS * WARPGROUP);
       const float4 other = group == 0 ? slots[0] : float4{};
       own[0] = d[0] + other.x, own[1] = d[1] + other.y, own[2] = d[2] + other.z, own[3] = d[3] + other.w;
     } else {
@@ -76,7 +76,7 @@ class TurnSum {
         }
         slots[(group * Buffer::OWN + i) * WARPGROUP] = float4{given[0], given[1], given[2], given[3]};
       }
-      ptx::BarrierSync(1, CONSUMERS * WARPGROUP);
+      ptx::BarrierSync(int(NamedBarrier::kConsumers), CONSUMERS * WARPGROUP);
 #pragma unroll
       for (int i = 0; i < Buffer::OWN; ++i) {
         const float4 other = slots[((1 - group) * Buffer::OWN + i) * WARPGROUP];

@@ -17,7 +17,6 @@
 #include <type_traits>
 
 #include "../../ptx/pdl.cuh"
-#include "../../ptx/setmaxnreg.cuh"
 #include "../../ptx/tma.cuh"
 #include "gated.cuh"
 #include "mainloop.cuh"
@@ -290,8 +289,9 @@ template <typename Traits>
 __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const __grid_constant__ GemmParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char shared[];
-  const uint32_t address = ptx::SharedAddress(shared), base = (address + 1023) / 1024 * 1024;
-  unsigned char* const aligned = shared + (base - address);
+  const hopper::AlignedMemory memory = hopper::Aligned(shared);
+  const uint32_t base = memory.base;
+  unsigned char* const aligned = memory.data;
   const hopper::Ring<Traits::STAGES> ring{base};
   const uint32_t stages = base + BARRIER_BYTES;
   constexpr int SCALES = BARRIER_BYTES + Traits::STAGES * Traits::STAGE_BYTES;
@@ -309,31 +309,32 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
   if (p.cluster > 1) ptx::ClusterArriveRelaxed();  // consumers wait before they send the first sums
   if (!p.weights_first) ptx::GridDependencyWait();
   ptx::LaunchDependents();
-  const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
-  if (role == 0) {
-    if constexpr (!Traits::ENCODES) ptx::ReleaseRegisters<SWAPPED_PRODUCER_REGISTERS>();
-    if (threadIdx.x < 32) {
-      ProduceSwapped<Traits>(p, ring, stages);
-    } else if (Traits::IS_BLOCK && threadIdx.x < 32 * (1 + Traits::TAKERS)) {
-      if constexpr (Traits::ENCODES) {
-        ProduceQuantized<Traits>(p, ring, stages, base + SCALES);
-      } else {
-        ProduceSwappedScales<Traits>(p, ring, base + SCALES);
-      }
-    }
-    __syncwarp();
-    if (p.cluster > 1) ptx::ClusterWait();
-  } else {
-    if constexpr (!Traits::ENCODES) ptx::TakeRegisters<SWAPPED_CONSUMER_REGISTERS>();
-    const auto* const stage_scales = reinterpret_cast<const float*>(aligned + SCALES);
-    if constexpr (Traits::QUANTIZES) {
-      ConsumeGatedBlocks<Traits>(p, ring, stages, stage_scales, aligned + BUFFER + Traits::SPLIT_BYTES, role - 1);
-    } else if constexpr (Traits::SHARES_K) {
-      ConsumeTurns<Traits>(p, ring, stages, stage_scales, split, aligned + BUFFER + Traits::SPLIT_BYTES, role - 1);
-    } else {
-      ConsumeSwapped<Traits>(p, ring, stages, stage_scales, split, swap, role - 1);
-    }
-  }
+  const uint32_t scales = base + SCALES;
+  unsigned char* const told = aligned + BUFFER + Traits::SPLIT_BYTES;
+  const auto* const stage_scales = reinterpret_cast<const float*>(aligned + SCALES);
+  hopper::RunRoles<Traits::ENCODES ? 0 : SWAPPED_PRODUCER_REGISTERS, Traits::ENCODES ? 0 : SWAPPED_CONSUMER_REGISTERS>(
+      [&] {
+        if (threadIdx.x < 32) {
+          ProduceSwapped<Traits>(p, ring, stages);
+        } else if (Traits::IS_BLOCK && threadIdx.x < 32 * (1 + Traits::TAKERS)) {
+          if constexpr (Traits::ENCODES) {
+            ProduceQuantized<Traits>(p, ring, stages, scales);
+          } else {
+            ProduceSwappedScales<Traits>(p, ring, scales);
+          }
+        }
+        __syncwarp();
+        if (p.cluster > 1) ptx::ClusterWait();
+      },
+      [&](int group) {
+        if constexpr (Traits::QUANTIZES) {
+          ConsumeGatedBlocks<Traits>(p, ring, stages, stage_scales, told, group);
+        } else if constexpr (Traits::SHARES_K) {
+          ConsumeTurns<Traits>(p, ring, stages, stage_scales, split, told, group);
+        } else {
+          ConsumeSwapped<Traits>(p, ring, stages, stage_scales, split, swap, group);
+        }
+      });
   if (p.cluster > 1) ptx::ClusterSync();  // the other blocks may still write to this one
 #endif
 }

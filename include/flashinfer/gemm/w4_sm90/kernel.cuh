@@ -157,8 +157,9 @@ __global__ void __launch_bounds__(Traits::THREADS, 1) GemmW4Sm90Kernel(const __g
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char shared[];
   const GemmParams& p = params.gemm;
-  const uint32_t address = ptx::SharedAddress(shared), base = (address + 1023) / 1024 * 1024;
-  unsigned char* const aligned = shared + (base - address);
+  const hopper::AlignedMemory memory = hopper::Aligned(shared);
+  const uint32_t base = memory.base;
+  unsigned char* const aligned = memory.data;
   const hopper::Ring<Traits::STAGES> ring{base};
   constexpr int SCALES = BARRIER_BYTES + Traits::STAGES * Traits::STAGE_BYTES;
   constexpr int BUFFER = SCALES + Traits::STAGES * Traits::SCALE_BYTES;
@@ -174,15 +175,12 @@ __global__ void __launch_bounds__(Traits::THREADS, 1) GemmW4Sm90Kernel(const __g
   if (p.cluster > 1) ptx::ClusterArriveRelaxed();  // consumers wait before they send the first sums
   if (!p.weights_first) ptx::GridDependencyWait();
   ptx::LaunchDependents();
-  const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
-  if (role == 0) {
-    ptx::ReleaseRegisters<Traits::PRODUCER_REGISTERS>();
+  const auto produce = [&] {
     if (threadIdx.x < 32) ProduceW4<Traits>(params, ring, base + BARRIER_BYTES, base + SCALES, 0);
     __syncwarp();
     if (p.cluster > 1) ptx::ClusterWait();
-  } else {
-    ptx::TakeRegisters<Traits::CONSUMER_REGISTERS>();
-    const int group = role - 1;
+  };
+  const auto consume = [&](int group) {
     const W4Rows<Traits::WEIGHTS> rows{group};
     const int warp = int(threadIdx.x) % WARPGROUP / 32, lane = threadIdx.x % 32;
     const int codes = Traits::TOKEN_BYTES + group * W4_CODE_BYTES + warp * W4_STRIP_WORDS * 4 + lane * 16;
@@ -193,7 +191,8 @@ __global__ void __launch_bounds__(Traits::THREADS, 1) GemmW4Sm90Kernel(const __g
     ForEachPart<Traits>(
         p, [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) { consumer.Run(part, at); });
     if (p.cluster > 1 && consumer.turn() == 0) ptx::ClusterWait();
-  }
+  };
+  hopper::RunRoles<Traits::PRODUCER_REGISTERS, Traits::CONSUMER_REGISTERS>(produce, consume);
   if (p.cluster > 1) ptx::ClusterSync();  // the other blocks may still write to this one
 #endif
 }

@@ -192,12 +192,12 @@ class PartSums {
   }
 
  private:
-  /// Wait for all warps of the group. Barriers with constant numbers: otherwise a block takes all 16.
+  /// Wait for all warps of the group.
   __device__ __forceinline__ void Sync() const {
     if (group_ == 0) {
-      ptx::BarrierSync(2, Traits::K_PARTS * 32);
+      ptx::BarrierSync(int(NamedBarrier::kFirstRows), Traits::K_PARTS * 32);
     } else {
-      ptx::BarrierSync(3, Traits::K_PARTS * 32);
+      ptx::BarrierSync(int(NamedBarrier::kSecondRows), Traits::K_PARTS * 32);
     }
   }
 
