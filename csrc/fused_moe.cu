@@ -137,7 +137,7 @@ SortedPairs SortAndCopy(const Tensors& x, const LayerSizes& s, char* buffer, con
                           int32_t(s.top_k), p.first_expert,   p.num_experts, p.counters};
   const PermuteParams copies{x.input.data_ptr(), ElementOf(x.input), x.input.stride(0), pairs, to, enable_pdl};
 #if !defined(FLASHINFER_CPU)
-  if (TakesOneLaunch(s.pairs(), s.num_experts, to.rounding)) {
+  if (SupportsOneLaunch(s.pairs(), s.num_experts, to.rounding)) {
     CheckStatus(OP, SortAndPermute(p, copies, stream));
     return pairs;
   }
@@ -264,7 +264,7 @@ bool mono_moe(TensorView output, TensorView input, TensorView logits, TensorView
   Expect("mono_moe", name, logits).same_device(input, "activations_in").dtype({dl_bfloat16}).rank(2);
   Expect("mono_moe", name, logits).dim(0, s.tokens, "tokens of activations_in").dim(1, s.num_experts, "experts");
   Expect("mono_moe", name, logits).last_dim_contiguous();
-  if (!TakesRouting(s) || !TakesMono(s, input.stride(0))) return false;
+  if (!SupportsRouting(s) || !SupportsMono(s, input.stride(0))) return false;
   const int64_t n = s.num_experts;
   const void* scales[] = {
       WeightScales("the scale of fc1_expert_weights", scale1, input, format, n, s.fc1_rows(), s.hidden),

@@ -14,8 +14,8 @@ namespace moe_arguments {
 inline bool EnqueueMono(const Tensors& x, const LayerSizes& s, const void* const* scales, void* hidden_values,
                         const ActivationParams& activation, int64_t first_expert, bool adds_bias2, bool enable_pdl,
                         const MonoRouting& routing = {}) {
-  if (!TakesMono(s, x.input.stride(0))) return false;
-  if (!IsFasterAsOneKernel(s, flashinfer::device::SmCount(x.input.device().device_id))) return false;
+  if (!SupportsMono(s, x.input.stride(0))) return false;
+  if (!PrefersMono(s, flashinfer::device::SmCount(x.input.device().device_id))) return false;
   MonoParams p{};
   p.input = x.input.data_ptr(), p.input_stride = x.input.stride(0), p.element = ElementOf(x.input);
   p.output = x.output.data_ptr(), p.output_stride = x.output.stride(0), p.output_element = ElementOf(x.output);

@@ -50,7 +50,7 @@ EMULATION_EXPORT int layer(int64_t kernel, const int64_t* x) {
                            tokens,    int32_t(top_k),   s.first_expert, s.num_experts};
   Operand a{};
   a.data = rows, a.element = element, a.columns = hidden, a.rounding = Rounding::kElement;
-  if (!TakesOneLaunch(pairs, experts, a.rounding)) return -1;
+  if (!SupportsOneLaunch(pairs, experts, a.rounding)) return -1;
   Status status = SortAndPermute(s, {input, element, hidden, sorted, a, false}, nullptr);
   if (status != cudaSuccess) return int(status);
 

@@ -42,5 +42,5 @@ EMULATION_EXPORT int layer(int64_t multiprocessors, const int64_t* x) {
 EMULATION_EXPORT int takes_one_kernel(int64_t format, int64_t tokens, int64_t top_k, int64_t inner, int64_t ranks) {
   LayerSizes s{tokens, top_k, 256, inner, 8};
   s.format = Format(format), s.is_gated = true, s.ranks = ranks;
-  return TakesMono(s, s.hidden) && IsFasterAsOneKernel(s, 132);
+  return SupportsMono(s, s.hidden) && PrefersMono(s, 132);
 }

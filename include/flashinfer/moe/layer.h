@@ -131,13 +131,13 @@ struct FinalizeParams {
 constexpr int64_t FEW_PAIRS = 1024, FEW_EXPERTS = 512;  // what SortAndPermute takes at most
 
 /// Return true if SortAndPermute serves a layer: few pairs, experts whose counters fit in 48 KB, no scale of whole rows.
-inline bool TakesOneLaunch(int64_t pairs, int64_t num_experts, Rounding rounding) {
+inline bool SupportsOneLaunch(int64_t pairs, int64_t num_experts, Rounding rounding) {
   return pairs <= FEW_PAIRS && num_experts <= FEW_EXPERTS &&
          (rounding == Rounding::kElement || rounding == Rounding::kBlocks);
 }
 
 Status Permute(const PermuteParams& params, Stream stream);
-/// Sort the pairs of a layer that TakesOneLaunch, and permute their rows. CUDA only, sort_permute.cuh.
+/// Sort the pairs of a layer that SupportsOneLaunch, and permute their rows. CUDA only, sort_permute.cuh.
 Status SortAndPermute(const MoeSortParams& sort, const PermuteParams& params, Stream stream);
 /// Quantise each token once, by blocks of 128 columns, to row t of the output, for a product 1 that gathers its rows. Rows of
 /// the input are aligned to 16 bytes and have whole blocks. CUDA only.

@@ -237,10 +237,10 @@ cudaError_t UnfilteredGeometry(const SampleParams& p, Device& device, Geometry& 
 /// any SM; of 64 clusters of eight, two start when others have finished. Measurements: docs/performance/sampling.md.
 template <From FROM>
 bool HasFewBlocks(int64_t batch, int64_t segments, const Device& device, Geometry& g) {
-  const int64_t turns = CeilDiv(2 * batch, device.multiprocessors);
-  if (!device.has_clusters || turns > 2) return false;
-  const bool are_two = 20 * batch >= 7 * turns * device.multiprocessors;
-  if (!are_two && (turns == 1 || FROM != From::kLogits || segments <= 64)) return false;
+  const int64_t waves = CeilDiv(2 * batch, device.multiprocessors);
+  if (!device.has_clusters || waves > 2) return false;
+  const bool are_two = 20 * batch >= 7 * waves * device.multiprocessors;
+  if (!are_two && (waves == 1 || FROM != From::kLogits || segments <= 64)) return false;
   constexpr int64_t LEAST = FROM == From::kLogits ? 2 * TWO_WARPS : TWO_WARPS;
   if (segments < LEAST || (FROM == From::kMinP && segments > 2 * TWO_WARPS)) return false;
   g.cluster = are_two ? 2 : 4;

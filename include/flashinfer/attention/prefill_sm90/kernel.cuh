@@ -70,7 +70,7 @@ __device__ __forceinline__ void RunConsumer(const typename Tr::Params& p, const 
   hopper::RingPosition<1> q_at;
   const hopper::Ring<1> query = shared.QueryBarriers();
   const int warp = int(threadIdx.x) % WARPGROUP / 32;
-  loop.turns.Begin();
+  loop.ping_pong.Begin();
   ItemReader<Tr> items(shared);
   WorkItem item;
   while (items.Next(item)) {

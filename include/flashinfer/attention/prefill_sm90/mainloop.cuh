@@ -21,17 +21,17 @@ namespace prefill_sm90 {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Turns of the consumer warpgroups: whoever has the turn issues products, the others compute weights. A barrier for
+/// PingPong of the consumer warpgroups: whoever has the turn issues products, the others compute weights. A barrier for
 /// each warpgroup: it waits there, its predecessor arrives.
 template <typename Tr>
-struct Turns {
+struct PingPong {
   const int group;
 
   __device__ __forceinline__ void Wait() const {
-    if constexpr (Tr::TAKES_TURNS) ptx::BarrierSync(int(NamedBarrier::kTurn) + group, 2 * WARPGROUP);
+    if constexpr (Tr::IS_PING_PONG) ptx::BarrierSync(int(NamedBarrier::kTurn) + group, 2 * WARPGROUP);
   }
   __device__ __forceinline__ void Pass() const {
-    if constexpr (Tr::TAKES_TURNS) {
+    if constexpr (Tr::IS_PING_PONG) {
       ptx::BarrierArrive(int(NamedBarrier::kTurn) + (group + 1 == Tr::CONSUMERS ? 0 : group + 1), 2 * WARPGROUP);
     }
   }
@@ -51,11 +51,11 @@ struct MainLoop {
 
   const Shared<Tr> shared;
   const int group;
-  const Turns<Tr> turns;
+  const PingPong<Tr> ping_pong;
   uint32_t count = 0;  // tiles of values used so far; keys are one tile ahead between Weigh and the next IssueScores
 
   __device__ __forceinline__ MainLoop(const Shared<Tr>& shared, int group)
-      : shared(shared), group(group), turns{group} {}
+      : shared(shared), group(group), ping_pong{group} {}
 
   /// Add all keys of the item to `o`. `release_query` is called once, after the last scores.
   template <typename Rows, typename F>
@@ -64,9 +64,9 @@ struct MainLoop {
     Weights w;
     int step = steps - 1, key = item.kv_start + step * Tr::KEYS;
     WaitFull(shared.KeyBarriers(), count);
-    turns.Wait();
+    ping_pong.Wait();
     IssueScores(s, count);
-    turns.Pass();
+    ping_pong.Pass();
     ptx::WgmmaWait<0>();
     ptx::WgmmaPin(s);
     Release(shared.KeyBarriers(), count);
@@ -95,11 +95,11 @@ struct MainLoop {
   template <bool MASKED, typename Rows>
   __device__ __forceinline__ void Step(Rows& rows, Scores& s, Weights& w, Output& o, int key) {
     WaitFull(shared.KeyBarriers(), count + 1);
-    turns.Wait();
+    ping_pong.Wait();
     IssueScores(s, count + 1);
     WaitFull(shared.ValueBarriers(), count);
     IssueValues(o, w);
-    turns.Pass();
+    ping_pong.Pass();
     ptx::WgmmaWait<1>();
     ptx::WgmmaPin(s);
     Release(shared.KeyBarriers(), count + 1);

@@ -72,13 +72,13 @@ struct Fp8MainLoop {
 
   const Shared<Tr> shared;
   const int group;
-  const Turns<Tr> turns;
+  const PingPong<Tr> ping_pong;
   uint32_t count = 0;  // tiles of values used so far; keys are one tile ahead between Weigh and the next IssueScores
   uint32_t next_keys = 0, next_values = 0;  // low words of the descriptors of the tiles of the next step
   bool has_next = false;                    // they are known to have arrived
 
   __device__ __forceinline__ Fp8MainLoop(const Shared<Tr>& shared, int group)
-      : shared(shared), group(group), turns{group} {}
+      : shared(shared), group(group), ping_pong{group} {}
 
   /// Add all keys of the item to `o`. `release_query` is called once, after the last use of the query tile.
   template <typename Rows, typename F>
@@ -93,9 +93,9 @@ struct Fp8MainLoop {
     }
     int left = steps - 1, key = item.kv_start + left * Tr::KEYS;  // left: steps behind this one
     WaitKeys(count);
-    turns.Wait();
+    ping_pong.Wait();
     IssueScores(s, q, KeysAt(count));
-    turns.Pass();
+    ping_pong.Pass();
     ptx::WgmmaWait<0>();
     ptx::WgmmaPin(s);
     ReleaseKeys(count);
@@ -140,11 +140,11 @@ struct Fp8MainLoop {
   template <bool MASKED, typename Rows>
   __device__ __forceinline__ void Step(Rows& rows, const Query& q, Scores& s, Weights& w, Output& o, int key) {
     if (!has_next) WaitKeys(count + 1);
-    turns.Wait();
+    ping_pong.Wait();
     IssueScores(s, q, next_keys);
     if (!has_next) WaitValues(count);
     IssueValues(o, w, next_values);
-    turns.Pass();
+    ping_pong.Pass();
     ptx::WgmmaWait<1>();
     ptx::WgmmaPin(s);
     ReleaseKeys(count + 1);

@@ -75,7 +75,7 @@ struct Traits {
   static constexpr int FILL_ARRIVALS = GATHERS ? WARPGROUP : ISSUERS, PRODUCER_WARPS = GATHERS ? 4 : ISSUERS;
   static constexpr int VALUE_ARRIVALS = FILL_ARRIVALS;
   // One warpgroup multiplies while another computes weights. Larger heads multiply long enough without taking turns.
-  static constexpr bool TAKES_TURNS = D_VO <= 128 && CONSUMERS > 1;
+  static constexpr bool IS_PING_PONG = D_VO <= 128 && CONSUMERS > 1;
 
   // Shared memory: query tile, rings of two key tiles and two value tiles, staging of results, barriers, two items.
   static constexpr int STAGES = 2, KEY_STAGES = STAGES;

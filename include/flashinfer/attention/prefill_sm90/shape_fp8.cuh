@@ -45,7 +45,7 @@ struct Fp8Traits {
   static constexpr int BLOCKS = 1, THREADS = (1 + CONSUMERS) * WARPGROUP, CONSUMER_WARPS = CONSUMERS * 4,
                        PRODUCER_WARPS = 4;
   static constexpr int ISSUERS = 4, FILL_ARRIVALS = IS_BOXED ? ISSUERS : WARPGROUP, VALUE_ARRIVALS = 4;
-  static constexpr bool TAKES_TURNS = false;
+  static constexpr bool IS_PING_PONG = false;
 
   static constexpr bool HAS_STAGES = IS_BOXED && QK_SLABS == 1;  // room for more than two stages of a ring
   static constexpr int STAGES = 2, LANDINGS = 2, NOTES_BYTES = 0;

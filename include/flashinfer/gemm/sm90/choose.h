@@ -41,9 +41,9 @@ constexpr double START = 7000.0;  // ns: launch, first loads, last stores
 
 /// Times of a tile of 64 weights whose warpgroups share K, relative to one of 128 weights: a K block has half
 /// of the weights, and as many tokens.
-constexpr double TURN_K_BLOCK = 0.6;     // factor of the time of a K block
-constexpr double TURN_SUM = 250;         // ns: the sum of both warpgroups, once per tile
-constexpr double PLAIN_EXCHANGE = 2250;  // ns: the sum of the blocks that split K of a tile with tokens on the M side
+constexpr double ALTERNATE_K_BLOCK = 0.6;  // factor of the time of a K block
+constexpr double ALTERNATE_SUM = 250;      // ns: the sum of both warpgroups, once per tile
+constexpr double PLAIN_EXCHANGE = 2250;    // ns: the sum of the blocks that split K of a tile with tokens on the M side
 
 /// Return the time that `split` blocks take to exchange the partial sums of a tile.
 inline double Exchange(int tokens, int split) {
@@ -87,7 +87,7 @@ inline double TilesPerGroup(const Groups& g, int block_m) {
 
 /// Return the tiles that a block computes one after the other, if `at_once` are computed at a time. Blocks take those of
 /// random groups from a counter (tile_queue.cuh), and end about together.
-inline double Turns(const Groups& g, double tiles, int at_once) {
+inline double Waves(const Groups& g, double tiles, int at_once) {
   return g.is_random ? std::max(1.0, tiles / at_once) : CeilOf(tiles, at_once);
 }
 
@@ -107,7 +107,7 @@ inline double KBlocks(const GemmShape& x) { return CeilOf(double(x.k) * x.elemen
 inline double Normal(const GemmShape& x, const TileShape& tile, int sms) {
   const Groups g = GroupsOf(x);
   const double tiles = g.count * TilesPerGroup(g, tile.block_m) * CeilOf(double(x.n), tile.block_n);
-  const double work = Turns(g, tiles, sms) * (tile.k_block * KBlocks(x) + tile.once);
+  const double work = Waves(g, tiles, sms) * (tile.k_block * KBlocks(x) + tile.once);
   return Overlap(work, MemoryBytes(x) / DRAM) + START;
 }
 
@@ -121,7 +121,7 @@ inline bool CanSplitK(const GemmShape& x, const TileShape& tile) {
 inline int ClustersOf(int split, int sms) {
   if (split <= 2) return sms / split;
   const int most = sms / 18 * (18 / split);
-  return std::max(1, split == 3 ? most * 9 / 10 : most);  // 40 clusters of three took as long as two turns on 132 SMs
+  return std::max(1, split == 3 ? most * 9 / 10 : most);  // 40 clusters of three took as long as two waves on 132 SMs
 }
 
 /// Estimate the nanoseconds with tokens on the M side, and `split` blocks that share the K of a tile: one tile per cluster.
@@ -136,17 +136,17 @@ inline double NormalSplit(const GemmShape& x, const TileShape& tile, int split, 
 /// Estimate the nanoseconds with weights on the M side, and `split` blocks that share the K of a tile.
 inline double Swapped(const GemmShape& x, const TileShape& tile, int split, int sms) {
   const Groups g = GroupsOf(x);
-  const bool has_halves = x.is_gated && x.is_block;  // a tile then has 128 ups and 128 gates
+  const bool has_halves = x.is_gated && x.is_block;  // a tile then has 128 up columns and 128 gate columns
   const double weights = has_halves ? 2 * tile.block_n : tile.block_n;
   const double tiles = g.count * TilesPerGroup(g, tile.block_m) * CeilOf(double(x.n), weights);
   // Half of an exchange overlaps with loads of the next tile; the last one overlaps with nothing.
-  const bool has_turns = tile.block_n == TURN_WEIGHTS;
-  const double exchange = Exchange(has_turns ? tile.block_m / 2 : tile.block_m, split);  // a thread has half of them
-  const double factor = has_turns ? TURN_K_BLOCK : has_halves ? 2.1 : 1;
+  const bool alternates = tile.block_n == ALTERNATE_WEIGHTS;
+  const double exchange = Exchange(alternates ? tile.block_m / 2 : tile.block_m, split);  // a thread has half of them
+  const double factor = alternates ? ALTERNATE_K_BLOCK : has_halves ? 2.1 : 1;
   const double sum = tile.k_block * factor * CeilOf(KBlocks(x), split);
   const double of_token = g.is_random ? 22 : tile.block_m > 64 ? 20 : 12;  // stored from registers, some lines in parts
-  const double stores = 250 + of_token * tile.block_m + (has_turns ? TURN_SUM : 0);
-  const double work = Turns(g, tiles, ClustersOf(split, sms)) * (sum + stores + exchange / 2);
+  const double stores = 250 + of_token * tile.block_m + (alternates ? ALTERNATE_SUM : 0);
+  const double work = Waves(g, tiles, ClustersOf(split, sms)) * (sum + stores + exchange / 2);
   return Overlap(work, MemoryBytes(x) / DRAM) + exchange + START;
 }
 
@@ -160,7 +160,7 @@ inline int ChooseRaster(int block_m, int block_n, int sms) {
 
 /// Return true if a tile can serve a product. Gated blocks of many rows, whose tokens may be gathered, are not served by
 /// swapped tiles.
-inline bool CanServe(const GemmShape& x, const TileShape& tile) {
+inline bool SupportsProduct(const GemmShape& x, const TileShape& tile) {
   if (x.is_gated && !CanGate(x.is_block, tile.swapped, tile.block_m, tile.block_n)) return false;
   if (tile.swapped) return !(x.is_gated && x.is_block) || model::GroupsOf(x).rows <= GATED_BLOCK_TOKENS;
   if (x.needs_swapped) return false;
@@ -185,7 +185,7 @@ inline bool QuantizesFaster(const GemmShape& x, const GemmConfig& c) {
 /// Take a tile that was measured instead of the one that the rule chose, if it can serve the product; `cluster` blocks
 /// split K of a swapped tile, and are 1 for others.
 inline void UseTile(const GemmShape& x, const TileShape& tile, int cluster, GemmConfig* c) {
-  if (cluster < 1 || cluster > (tile.swapped ? MostBlocks(x, tile) : 1) || !CanServe(x, tile)) return;
+  if (cluster < 1 || cluster > (tile.swapped ? MostBlocks(x, tile) : 1) || !SupportsProduct(x, tile)) return;
   c->swapped = tile.swapped, c->block_m = tile.block_m, c->block_n = tile.block_n, c->cluster = cluster;
   c->share_b = c->split_k = false;
   c->raster = ChooseRaster(c->block_m, c->block_n, c->blocks);
@@ -203,7 +203,7 @@ inline GemmConfig ChooseSm90(const GemmShape& x, const TileShape* tiles, int cou
   };
   for (int i = 0; i < count; ++i) {
     const TileShape& tile = tiles[i];
-    if (!CanServe(x, tile)) continue;
+    if (!SupportsProduct(x, tile)) continue;
     if (tile.swapped) {
       const int most = MostBlocks(x, tile);
       for (int split = 1; split <= most; ++split) consider(tile, split, model::Swapped(x, tile, split, sms));

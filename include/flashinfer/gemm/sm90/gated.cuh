@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gated activations between a product and its store: fp32 sums of gates and ups become one rounded result. Rows of
-// weights are [up ; gate]; a tile of weights is loaded as two boxes, as many rows of each half. With tokens on the M side
-// a thread then has both values in its accumulators. With weights on the M side one warpgroup has the ups and the other
-// the gates, and they swap halves of their sums through shared memory; with block scales each warpgroup has 64 ups and their
-// gates, and the warps tell each other the largest results of their tokens.
+// Gated activations between a product and its store: fp32 sums of gate and up columns become one rounded result. Rows
+// of weights are [up ; gate]; a tile of weights is loaded as two boxes, as many rows of each half. With tokens on the M
+// side a thread then has both values in its accumulators. With weights on the M side one warpgroup has the up columns
+// and the other the gate columns, and they swap halves of their sums through shared memory; with block scales each
+// warpgroup has 64 up columns and their gate columns, and the warps tell each other the largest results of their
+// tokens.
 #pragma once
 #include <cuda_fp8.h>
 
@@ -103,7 +104,7 @@ __device__ __forceinline__ void StoreCodes(const GemmParams& p, const float* d, 
 }
 
 /// Store 64 rows of tokens by COLUMNS / 2 results from (row, column): accumulators with tokens on the M side, whose
-/// first half of columns are ups.
+/// first half of columns are up columns.
 template <int COLUMNS>
 __device__ __forceinline__ void StoreGatedRows(const GemmParams& p, float (&d)[COLUMNS / 2], float scale,
                                                uint32_t staging, int column, const Tile& tile, int row) {
@@ -143,8 +144,8 @@ __device__ __forceinline__ void StoreGatedRows(const GemmParams& p, float (&d)[C
 }
 
 /// Quantise and store 64 rows of tokens by 128 results from (row, column): accumulators of block-scaled products with
-/// tokens on the M side, ups in acc[0] and gates in acc[1], rounded to bf16 before the activation. `staging`: the warp's
-/// 2 KB.
+/// tokens on the M side, up columns in acc[0] and gate columns in acc[1], rounded to bf16 before the activation.
+/// `staging`: the warp's 2 KB.
 __device__ __forceinline__ void StoreGatedBlocks(const GemmParams& p, float (&acc)[2][SCALE_BLOCK / 2],
                                                  uint32_t staging, int column, const Tile& tile, int row) {
   constexpr int COUNT = SCALE_BLOCK / 2;
@@ -191,8 +192,9 @@ class HalvesSwap {
   __device__ __forceinline__ explicit HalvesSwap(unsigned char* slots, int pair = 0)
       : slots_(reinterpret_cast<float2*>(slots + pair * SWAP_BYTES)), pair_(pair) {}
 
-  /// Give the other warpgroup its two sums, and return the two that it gives: group 0 (ups) keeps those of its first row
-  /// and group 1 (gates) those of its second row. Two turns use different slots, so one barrier per turn is enough.
+  /// Give the other warpgroup its two sums, and return the two that it gives: group 0 (up columns) keeps those of its
+  /// first row and group 1 (gate columns) those of its second row. Two turns use different slots, so one barrier per
+  /// turn is enough.
   __device__ __forceinline__ float2 Swap(const float (&x)[4], int group) {
     float2* const slots = slots_ + turn_ * CONSUMERS * WARPGROUP + threadIdx.x % WARPGROUP;
     turn_ ^= 1;
@@ -211,8 +213,8 @@ class HalvesSwap {
   int turn_ = 0;
 };
 
-/// Store 8 tokens from `row` by 64 results from `column`: one fragment of sums with weights on the M side, ups in
-/// warpgroup 0 and gates in warpgroup 1. Each stores 8 of every 16 columns.
+/// Store 8 tokens from `row` by 64 results from `column`: one fragment of sums with weights on the M side, up columns
+/// in warpgroup 0 and gate columns in warpgroup 1. Each stores 8 of every 16 columns.
 __device__ __forceinline__ void StoreGatedTokens(const GemmParams& p, const float (&d)[4], HalvesSwap& swap,
                                                  const GateConstants& constants, int group, int column,
                                                  const Tile& tile, int row) {
@@ -220,9 +222,9 @@ __device__ __forceinline__ void StoreGatedTokens(const GemmParams& p, const floa
   const int lane = threadIdx.x % 32;
   const int first = column + int(threadIdx.x) % WARPGROUP / 32 * 16 + 8 * group;
   const float2 bias = GateBias(p, constants, first + lane / 4);
-  const bool has_ups = group == 0;
-  const float x = Gate(constants, has_ups ? d[0] : other.x, has_ups ? other.x : d[2], bias);
-  const float y = Gate(constants, has_ups ? d[1] : other.y, has_ups ? other.y : d[3], bias);
+  const bool has_up = group == 0;
+  const float x = Gate(constants, has_up ? d[0] : other.x, has_up ? other.x : d[2], bias);
+  const float y = Gate(constants, has_up ? d[1] : other.y, has_up ? other.y : d[3], bias);
   const int token = row + lane / 4, c = first + 2 * (lane % 4);
   const bool is_stored = token < tile.end_row && c < p.n;
   if (p.out == Element::kE4M3) {
@@ -268,7 +270,7 @@ class BlockMaxima {
 };
 
 /// Quantise and store TOKENS tokens of a tile by 128 results from `column`: accumulators of block-scaled products with
-/// weights on the M side, ups in acc[0] and gates in acc[1], rounded to bf16 before the activation.
+/// weights on the M side, up columns in acc[0] and gate columns in acc[1], rounded to bf16 before the activation.
 template <int TOKENS>
 __device__ __forceinline__ void StoreGatedBlockTokens(const GemmParams& p, float (&acc)[2][TOKENS / 2],
                                                       BlockMaxima<TOKENS>& maxima, int column, const Tile& tile) {

@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
         } else if (Traits::GATHERS && threadIdx.x >= WARPGROUP - 32 * GATHER_WARPS) {
           if constexpr (Traits::GATHERS) ProduceRows<Traits>(p, ring, stages, slots);
         }
-        if (Traits::SPLITS) MeetCluster();
+        if (Traits::SPLITS) ClusterBarrier();
       },
       [&](int group) { Consume<Traits>(p, ring, stages, scales, group); });
   // Other blocks may still signal barriers of this one, or read its sums.

@@ -19,9 +19,9 @@ constexpr int SCALE_BLOCK = 128;
 constexpr int SLAB_K_BYTES = 128;          // bytes of K per stage of the ring
 constexpr int CONTIGUOUS_ALIGNMENT = 128;  // rows that share a group in kContiguous
 constexpr int SWAPPED_WEIGHTS = 128;       // rows of weights of a swapped tile
-constexpr int TURN_WEIGHTS = 64;           // weights of a tile whose warpgroups take stages in turn
+constexpr int ALTERNATE_WEIGHTS = 64;      // weights of a tile whose warpgroups take stages in turn
 constexpr int QUANTIZING_TOKENS = 8;       // tokens at most that a product quantises itself
-constexpr int TURN_MAX_SPLIT = 4;          // blocks at most that split K of such a tile
+constexpr int ALTERNATE_MAX_SPLIT = 4;     // blocks at most that split K of such a tile
 constexpr int PLAIN_MAX_SPLIT = 4;         // the same of a tile with tokens on the M side: 2 or 4 blocks
 constexpr int GATED_BLOCK_TOKENS = 32;     // tokens at most of a swapped tile that activates and quantises by blocks
 
@@ -111,8 +111,8 @@ inline bool TakesBulkCopies(const void* data, int element_bytes, int rank, const
 }
 
 /// Return true if a tile can apply a gated activation: with tokens on the M side it stores 64 of its columns at a time,
-/// or, with block scales, quantises 128 ups and 128 gates to one block. With weights on the M side few tokens are
-/// quantised, and both warpgroups have rows.
+/// or, with block scales, quantises 128 up columns and 128 gate columns to one block. With weights on the M side few
+/// tokens are quantised, and both warpgroups have rows.
 constexpr bool CanGate(bool is_block, bool swapped, int block_m, int block_n) {
   if (swapped) return block_n == SWAPPED_WEIGHTS && (!is_block || block_m <= GATED_BLOCK_TOKENS);
   return is_block ? block_m == 128 && block_n == 256 : block_n % 128 == 0;

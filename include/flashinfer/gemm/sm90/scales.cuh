@@ -39,7 +39,7 @@ class ScaleCopies {
              (tile.row + lane) * p.token_scale.row_stride;
     int row = tile.n_tile * WEIGHTS + (SINGLE ? lane : lane * SCALE_BLOCK);
     if (!SINGLE) weights_ += tile.n_tile * WEIGHTS % SCALE_BLOCK;  // counted from the start of the first block
-    if (p.activation.is_active) row = tile.n_tile * (WEIGHTS / 2) + lane * p.n;  // a block of ups, one of gates
+    if (p.activation.is_active) row = tile.n_tile * (WEIGHTS / 2) + lane * p.n;  // a block of up, one of gate columns
     if constexpr (Layout::HAS_TAIL) {
       using Columns = typename Layout::Columns;
       row = lane == 0 ? Columns::Head(tile.n_tile)
@@ -245,12 +245,12 @@ class ColumnScales {
   float now_weights_[2];
 };
 
-/// Scales of a thread's accumulators with weights on the M side: one of a block of ups, one of a block of gates, and two
-/// tokens of every eight.
+/// Scales of a thread's accumulators with weights on the M side: one of a block of up columns, one of a block of gate
+/// columns, and two tokens of every eight.
 template <int TOKENS, int STAGE_FLOATS>
 class GatedColumnScales {
  public:
-  /// `tokens`, `weights`: scales of stage 0 of this thread's first two tokens and of the ups.
+  /// `tokens`, `weights`: scales of stage 0 of this thread's first two tokens and of the up columns.
   __device__ __forceinline__ GatedColumnScales(const float* tokens, const float* weights)
       : tokens_(tokens), weights_(weights) {}
 
@@ -261,7 +261,7 @@ class GatedColumnScales {
       now_tokens_[i] = *reinterpret_cast<const float2*>(tokens_ + stage * STAGE_FLOATS + 8 * i);
     }
   }
-  /// Add the scaled products of the ups (half 0) or gates.
+  /// Add the scaled products of the up columns (half 0) or gate columns.
   __device__ __forceinline__ void Add(float (&acc)[TOKENS / 2], const float (&x)[TOKENS / 2], int half) const {
     const float weight = half == 0 ? now_weights_.x : now_weights_.y;
 #pragma unroll

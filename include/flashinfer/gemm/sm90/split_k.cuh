@@ -34,7 +34,7 @@ __device__ __forceinline__ int ClusterBlocks(const GemmParams& p) {
 
 /// Let the other blocks of the cluster read what the consumers have written. All threads of the cluster call it, in different
 /// places of the code.
-__device__ __forceinline__ void MeetCluster() {
+__device__ __forceinline__ void ClusterBarrier() {
   __syncwarp();
   ptx::ClusterArriveApart();
   ptx::ClusterWaitApart();
@@ -63,7 +63,7 @@ __device__ __forceinline__ void StoreSplitSums(const GemmParams& p, float (&d)[C
     ptx::StoreShared16(place(i), {__float_as_uint(d[i]), __float_as_uint(d[i + 1]), __float_as_uint(d[i + 2]),
                                   __float_as_uint(d[i + 3])});
   }
-  MeetCluster();
+  ClusterBarrier();
 #pragma unroll
   for (int owner = 0; owner < SPLIT; ++owner) {
     if (owner != rank) continue;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void StoreSplitSums(const GemmParams& p, float (&d)[C
 /// Take part in the exchange of a warpgroup that has no rows.
 __device__ __forceinline__ void SkipSplitSums() {
   MeetConsumers();
-  MeetCluster();
+  ClusterBarrier();
 }
 
 #endif

@@ -12,9 +12,10 @@
 namespace flashinfer {
 namespace gemm {
 
-/// Shared memory of TurnSum for tiles of TOKENS tokens: a slot of 16 bytes for each thread and fragment that it gives.
+/// Shared memory of AlternateSum for tiles of TOKENS tokens: a slot of 16 bytes for each thread and fragment that it
+/// gives.
 template <int TOKENS>
-struct TurnBuffer {
+struct AlternateBuffer {
   static constexpr int FRAGMENTS = TOKENS / 8;
   static constexpr int OWN = FRAGMENTS > 1 ? FRAGMENTS / 2 : 1;  // fragments that a warpgroup finishes
   static constexpr int GIVERS = FRAGMENTS > 1 ? CONSUMERS : 1;   // warpgroups that give sums; one fragment is kept by 0
@@ -25,12 +26,13 @@ struct TurnBuffer {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// K blocks that one of two takers of alternate stages has, tile after tile. Taker 0 has stage 0.
-class Turns {
+/// K blocks that one of two warpgroups or warps that take even and odd stages has, tile after tile. Number 0 has stage
+/// 0.
+class AlternateStages {
  public:
-  __device__ __forceinline__ explicit Turns(int taker) : offset_(taker) {}
+  __device__ __forceinline__ explicit AlternateStages(int first) : offset_(first) {}
 
-  /// Return how many K blocks of the next tile, which has `k_blocks`, the taker has.
+  /// Return how many K blocks of the next tile, which has `k_blocks`, it has.
   __device__ __forceinline__ int Count(int k_blocks) {
     const int count = (k_blocks + 1 - offset_) / 2;
     offset_ += 2 * count - k_blocks;
@@ -38,19 +40,19 @@ class Turns {
   }
 
  private:
-  int offset_;  // offset of the first K block of this taker in the next tile: 0 or 1
+  int offset_;  // offset of the first K block of this one in the next tile: 0 or 1
 };
 
 /// Sums of the two consumer warpgroups, whose threads of equal number have the same elements of the tile. Two numbers have
 /// one sum in either order, so results do not depend on which warpgroup had the even K blocks. Two tiles use different
 /// slots, so one barrier per tile is enough.
 template <int TOKENS>
-class TurnSum {
+class AlternateSum {
  public:
-  using Buffer = TurnBuffer<TOKENS>;
+  using Buffer = AlternateBuffer<TOKENS>;
 
   /// `slots`: Buffer::BYTES of shared memory.
-  __device__ __forceinline__ explicit TurnSum(unsigned char* slots) : slots_(reinterpret_cast<float4*>(slots)) {}
+  __device__ __forceinline__ explicit AlternateSum(unsigned char* slots) : slots_(reinterpret_cast<float4*>(slots)) {}
 
   /// Return the number of fragment `i` of those that a warpgroup finishes.
   __device__ __forceinline__ static int Fragment(int i, int group) { return CONSUMERS * i + group; }

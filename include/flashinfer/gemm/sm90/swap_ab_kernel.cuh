@@ -2,7 +2,7 @@
 // GEMM for few tokens: weights are the M side of the tensor cores (64 rows per warpgroup) and tokens the N side, so
 // tokens are not padded to 64. Weights stream through a ring that fills shared memory. The blocks of a cluster split K
 // of each tile evenly; swap_ab_split_k.cuh adds their partial sums. A block-scaled tile that activates and quantises has
-// 256 weights, 128 ups and their gates, and is not split. The warpgroups of a tile of 64 weights share K
+// 256 weights, 128 up columns and their gate columns, and is not split. The warpgroups of a tile of 64 weights share K
 // (swap_ab_alternate.cuh). Such a tile may quantise its tokens (swap_ab_quantize.cuh).
 // Bound by reading weights.
 //
@@ -40,25 +40,25 @@ template <typename T, Scaling SCALING, int TOKENS_, int WEIGHTS_ = SWAPPED_WEIGH
 struct SwappedTraits {
   static constexpr ptx::WgmmaType TYPE = WgmmaTypeOf<T>::TYPE;
   static constexpr bool IS_BLOCK = SCALING == Scaling::kBlock, QUANTIZES = QUANTIZES_, ENCODES = ENCODES_;
-  static constexpr bool SHARES_K = WEIGHTS_ == TURN_WEIGHTS;  // the consumer warpgroups take stages in turn
+  static constexpr bool SHARES_K = WEIGHTS_ == ALTERNATE_WEIGHTS;  // the consumer warpgroups take stages in turn
   static constexpr bool CAN_GATE = QUANTIZES || !(IS_BLOCK || SHARES_K);
   static constexpr int TOKENS = TOKENS_, WEIGHTS = QUANTIZES ? 2 * SCALE_BLOCK : WEIGHTS_;
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int WEIGHT_BYTES = WEIGHTS * SLAB_K_BYTES, TOKEN_BYTES = TOKENS * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = WEIGHT_BYTES + TOKEN_BYTES, LOADED_BYTES = ENCODES ? WEIGHT_BYTES : STAGE_BYTES;
   static constexpr int SPLIT_TOKENS = SHARES_K && TOKENS > 8 ? TOKENS / 2 : TOKENS;  // tokens of a consumer's sums
-  static constexpr int MAX_SPLIT = SHARES_K ? TURN_MAX_SPLIT : SplitBuffer<TOKENS>::MAX_SPLIT;
+  static constexpr int MAX_SPLIT = SHARES_K ? ALTERNATE_MAX_SPLIT : SplitBuffer<TOKENS>::MAX_SPLIT;
   static constexpr int SPLIT_BYTES = QUANTIZES ? 0 : SplitBuffer<SPLIT_TOKENS>::BytesUpTo(MAX_SPLIT);
-  // What the consumers of a block tell each other: sums, largest results, or gates.
-  static constexpr int SWAPPED_BYTES = SHARES_K    ? TurnBuffer<TOKENS>::BYTES
+  // What the consumers of a block tell each other: sums, largest results, or sums of gate columns.
+  static constexpr int SWAPPED_BYTES = SHARES_K    ? AlternateBuffer<TOKENS>::BYTES
                                        : QUANTIZES ? MaximaBytes(TOKENS)
                                        : IS_BLOCK  ? 0
                                                    : SWAP_BYTES;
   static constexpr int RING_BYTES = MAX_SHARED_BYTES - 1024 - BARRIER_BYTES - SPLIT_BYTES - SWAPPED_BYTES;
   using Scales = StageScales<TOKENS, WEIGHTS, !(QUANTIZES || ENCODES)>;
   static constexpr int SCALE_BYTES = IS_BLOCK ? Scales::BYTES : 0;  // per stage
-  static constexpr int TAKERS = SHARES_K ? CONSUMERS : 1;           // warpgroups that take stages in turn
-  static constexpr int STAGES = RING_BYTES / (STAGE_BYTES + SCALE_BYTES) / TAKERS * TAKERS;
+  static constexpr int ALTERNATES = SHARES_K ? CONSUMERS : 1;       // warpgroups that take stages in turn
+  static constexpr int STAGES = RING_BYTES / (STAGE_BYTES + SCALE_BYTES) / ALTERNATES * ALTERNATES;
   static constexpr int SHARED_BYTES =
       1024 + BARRIER_BYTES + STAGES * (STAGE_BYTES + SCALE_BYTES) + SPLIT_BYTES + SWAPPED_BYTES;
   static constexpr int SPLIT_BARRIERS = BARRIER_BYTES - 64;  // byte offset of the barriers of SplitSum
@@ -78,13 +78,13 @@ struct TilePart {
 };
 
 /// Call body(part, position in the ring) for each tile of this cluster, or until a body that returns bool returns false. The
-/// body advances the position once per K block, from stage `taker` on by TAKERS if these take stages in turn. All lanes of a
-/// warp call it together.
+/// body advances the position once per K block, from stage `first` on by ALTERNATES if these take stages in turn. All
+/// lanes of a warp call it together.
 template <typename Traits, typename Body>
-__device__ __forceinline__ void ForEachPart(const GemmParams& p, const Body& body, int taker = 0) {
+__device__ __forceinline__ void ForEachPart(const GemmParams& p, const Body& body, int first = 0) {
   const int rank = p.cluster > 1 ? int(ptx::ClusterRank()) : 0, step = int(gridDim.x) / p.cluster;
   hopper::RingPosition<Traits::STAGES> at;
-  at.stage = taker;
+  at.stage = first;
   std::conditional_t<Traits::ENCODES, OneTileOfTokens, TileList<Traits::TOKENS>> list(p.tiles, 0);
   TilePart part;
   part.first = p.k_blocks * rank / p.cluster, part.end = p.k_blocks * (rank + 1) / p.cluster;
@@ -158,21 +158,21 @@ __device__ __forceinline__ void ProduceSwapped(const GemmParams& p, const hopper
 template <typename Traits>
 __device__ __forceinline__ void ProduceSwappedScales(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
                                                      uint32_t scales) {
-  constexpr int TAKERS = Traits::TAKERS;
-  const int taker = TAKERS > 1 ? int(threadIdx.x) / 32 - 1 : 0;
-  int offset = taker;  // offset of the first K block of this warp in the tile
+  constexpr int ALTERNATES = Traits::ALTERNATES;
+  const int first = ALTERNATES > 1 ? int(threadIdx.x) / 32 - 1 : 0;
+  int offset = first;  // offset of the first K block of this warp in the tile
   if (p.weights_first) ptx::GridDependencyWait();
   const auto copy_part = [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
     const ScaleCopies<Traits::TOKENS, Traits::WEIGHTS, !Traits::QUANTIZES> copies(p, part.tile);
     int kb = part.first + offset;
-    for (; kb < part.end; kb += TAKERS, Advance<TAKERS>(at)) {
+    for (; kb < part.end; kb += ALTERNATES, Advance<ALTERNATES>(at)) {
       ring.WaitEmpty(at);
       copies.Run(p, scales + at.stage * Traits::SCALE_BYTES, kb);
       ptx::MbarrierArriveCopies(ring.Full(at.stage));
     }
-    if (TAKERS > 1) offset = kb - part.end;
+    if (ALTERNATES > 1) offset = kb - part.end;
   };
-  ForEachPart<Traits>(p, copy_part, taker);
+  ForEachPart<Traits>(p, copy_part, first);
 }
 
 /// Quantise the tokens of each stage, by two warps that take stages in turn.
@@ -180,7 +180,7 @@ template <typename Traits>
 __device__ __forceinline__ void ProduceQuantized(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
                                                  uint32_t stages, uint32_t scales) {
   if (p.weights_first) ptx::GridDependencyWait();
-  const auto for_each = [&](int taker, const auto& body) { ForEachPart<Traits>(p, body, taker); };
+  const auto for_each = [&](int first, const auto& body) { ForEachPart<Traits>(p, body, first); };
   if (p.tiles.m <= 4) {
     ProduceTokenBlocks<Traits, 1>(p, ring, stages, scales, for_each);
   } else {
@@ -230,35 +230,35 @@ __device__ __forceinline__ void ConsumeSwapped(const GemmParams& p, const hopper
 /// Sum tiles of 64 weights: the warpgroups take stages in turn, add their sums, and each finishes half of the tokens.
 /// `sums`: SWAPPED_BYTES.
 template <typename Traits>
-__device__ __forceinline__ void ConsumeTurns(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
-                                             uint32_t stages, const float* stage_scales,
-                                             const SplitSum<Traits::SPLIT_TOKENS>& split, unsigned char* sums,
-                                             int group) {
-  constexpr int TOKENS = Traits::TOKENS, TAKERS = Traits::TAKERS;
+__device__ __forceinline__ void ConsumeAlternate(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
+                                                 uint32_t stages, const float* stage_scales,
+                                                 const SplitSum<Traits::SPLIT_TOKENS>& split, unsigned char* sums,
+                                                 int group) {
+  constexpr int TOKENS = Traits::TOKENS, ALTERNATES = Traits::ALTERNATES;
   const StageOperands from = {hopper::DescriptorKMajor(stages), hopper::DescriptorKMajor(stages + Traits::WEIGHT_BYTES),
                               Traits::STAGE_BYTES};
   const float scale = Traits::IS_BLOCK ? 1.f : TensorScale(p);
-  TurnSum<TOKENS> turn_sum(sums);
-  Turns turns(group);
+  AlternateSum<TOKENS> alternate_sum(sums);
+  AlternateStages stages_of(group);
   uint32_t turn = 0;
   const auto consume_part = [&](const TilePart& part, hopper::RingPosition<Traits::STAGES>& at) {
-    const int k_blocks = turns.Count(part.end - part.first);
+    const int k_blocks = stages_of.Count(part.end - part.first);
     float acc[1][TOKENS / 2], own[Traits::SPLIT_TOKENS / 2];
     if constexpr (Traits::IS_BLOCK) {
       const bool is_single = p.weight_scale.rows == 1;  // every row has a scale
       const int row = int(threadIdx.x) % WARPGROUP / 32 * 16 + int(threadIdx.x) % 32 / 4;
       ColumnScales<TOKENS, Traits::Scales::FLOATS> scales(
           stage_scales + 2 * (threadIdx.x % 4), stage_scales + TOKENS + (is_single ? row : 0), is_single ? 8 : 0);
-      SumScaledStages<Traits::TYPE, 1, TOKENS, TAKERS>(acc, ring, at, from, k_blocks, 1, scales);
+      SumScaledStages<Traits::TYPE, 1, TOKENS, ALTERNATES>(acc, ring, at, from, k_blocks, 1, scales);
     } else {
-      SumStages<Traits::TYPE, 1, TOKENS, TAKERS>(acc, ring, at, from, k_blocks, 1);
+      SumStages<Traits::TYPE, 1, TOKENS, ALTERNATES>(acc, ring, at, from, k_blocks, 1);
     }
-    turn_sum.Add(acc[0], own, group);
+    alternate_sum.Add(acc[0], own, group);
     if (p.cluster > 1 && turn == 0) ptx::ClusterWait();  // barriers of the other blocks are initialised
     const int column = part.tile.n_tile * Traits::WEIGHTS;
     const float factor = scale * WeightFactor(p, part.tile);
     split.Add(own, turn++, [&](int i, float (&sum)[4]) {
-      const int row = part.tile.row + 8 * TurnSum<TOKENS>::Fragment(i, group);
+      const int row = part.tile.row + 8 * AlternateSum<TOKENS>::Fragment(i, group);
       if (row < min(part.tile.row + TOKENS, part.tile.end_row)) StoreTokens(p, sum, factor, column, part.tile, row);
     });
   };
@@ -266,7 +266,8 @@ __device__ __forceinline__ void ConsumeTurns(const GemmParams& p, const hopper::
   if (p.cluster > 1 && turn == 0) ptx::ClusterWait();
 }
 
-/// Sum, activate and quantise tiles of 128 ups and their gates: each warpgroup has 64 of both. `maxima`: SWAPPED_BYTES.
+/// Sum, activate and quantise tiles of 128 up columns and their gate columns: each warpgroup has 64 of both. `maxima`:
+/// SWAPPED_BYTES.
 template <typename Traits>
 __device__ __forceinline__ void ConsumeGatedBlocks(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
                                                    uint32_t stages, const float* stage_scales, unsigned char* maxima,
@@ -302,7 +303,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
     ptx::PrefetchTensorMap(&p.weights);
     if constexpr (!Traits::ENCODES) ptx::PrefetchTensorMap(&p.tokens);
     constexpr uint32_t PRODUCERS = 1 + (Traits::ENCODES ? hopper::RELEASING_LANES : Traits::IS_BLOCK ? 32 : 0);
-    ring.Init(CONSUMERS / Traits::TAKERS * WARPGROUP / 32, PRODUCERS);
+    ring.Init(CONSUMERS / Traits::ALTERNATES * WARPGROUP / 32, PRODUCERS);
     split.Init();
   }
   __syncthreads();
@@ -316,7 +317,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
       [&] {
         if (threadIdx.x < 32) {
           ProduceSwapped<Traits>(p, ring, stages);
-        } else if (Traits::IS_BLOCK && threadIdx.x < 32 * (1 + Traits::TAKERS)) {
+        } else if (Traits::IS_BLOCK && threadIdx.x < 32 * (1 + Traits::ALTERNATES)) {
           if constexpr (Traits::ENCODES) {
             ProduceQuantized<Traits>(p, ring, stages, scales);
           } else {
@@ -330,7 +331,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSwappedSm90Kernel(const _
         if constexpr (Traits::QUANTIZES) {
           ConsumeGatedBlocks<Traits>(p, ring, stages, stage_scales, told, group);
         } else if constexpr (Traits::SHARES_K) {
-          ConsumeTurns<Traits>(p, ring, stages, stage_scales, split, told, group);
+          ConsumeAlternate<Traits>(p, ring, stages, stage_scales, split, told, group);
         } else {
           ConsumeSwapped<Traits>(p, ring, stages, stage_scales, split, swap, group);
         }
@@ -365,13 +366,13 @@ Status LaunchSwapped(const GemmProblem& problem, const GemmConfig& config, Strea
 }
 
 /// Compute d = a b^T with tiles of TOKENS tokens by 128 weights, or by 64 without a gated activation. With block scaling,
-/// every row of weights may have a scale; tiles of few tokens activate and quantise by blocks, 128 ups and 128 gates of
-/// weights with a scale per block. ENCODES: tokens are bf16, and the kernel quantises them.
+/// every row of weights may have a scale; tiles of few tokens activate and quantise by blocks, 128 up columns and 128
+/// gate columns of weights with a scale per block. ENCODES: tokens are bf16, and the kernel quantises them.
 template <typename T, Scaling SCALING, int TOKENS, int WEIGHTS, bool ENCODES>
 Status GemmSwappedSm90(const GemmProblem& problem, const GemmConfig& config, Stream stream) {
   if (problem.m == 0 || problem.n == 0 || problem.batch == 0) return cudaSuccess;
   if (problem.is_unquantized != ENCODES) return cudaErrorInvalidValue;
-  if constexpr (WEIGHTS == TURN_WEIGHTS) {
+  if constexpr (WEIGHTS == ALTERNATE_WEIGHTS) {
     if (problem.activation.is_active) return cudaErrorInvalidValue;
   } else if constexpr (SCALING == Scaling::kBlock) {
     if (problem.activation.is_active) {

@@ -104,16 +104,16 @@ class TokenBlocks {
   uint32_t place_;
 };
 
-/// Quantise the tokens of the stages that one of Traits::TAKERS producer warps has.
+/// Quantise the tokens of the stages that one of Traits::ALTERNATES producer warps has.
 template <typename Traits, int ROUNDS, typename ForEach>
 __device__ __forceinline__ void ProduceTokenBlocks(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,
                                                    uint32_t stages, uint32_t scales, const ForEach& for_each) {
   using Blocks = TokenBlocks<ROUNDS>;
-  constexpr int TAKERS = Traits::TAKERS, DEPTH = Blocks::DEPTH;
-  const int taker = int(threadIdx.x) / 32 - 1;
+  constexpr int ALTERNATES = Traits::ALTERNATES, DEPTH = Blocks::DEPTH;
+  const int first = int(threadIdx.x) / 32 - 1;
   const Blocks blocks(p);
-  int offset = taker;  // offset of the first K block of this warp in the tile
-  for_each(taker, [&](const auto& part, hopper::RingPosition<Traits::STAGES>& at) {
+  int offset = first;  // offset of the first K block of this warp in the tile
+  for_each(first, [&](const auto& part, hopper::RingPosition<Traits::STAGES>& at) {
     const ScaleView& of_weights = p.weight_scale;
     const float* const weight =
         of_weights.data + part.tile.n_tile * Traits::WEIGHTS / SCALE_BLOCK * of_weights.row_stride;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void ProduceTokenBlocks(const GemmParams& p, const ho
     };
     int kb = part.first + offset;
 #pragma unroll
-    for (int i = 0; i < DEPTH; ++i) load(loaded[i], kb + i * TAKERS);
+    for (int i = 0; i < DEPTH; ++i) load(loaded[i], kb + i * ALTERNATES);
     while (kb < part.end) {
 #pragma unroll
       for (int i = 0; i < DEPTH; ++i) {
@@ -134,9 +134,9 @@ __device__ __forceinline__ void ProduceTokenBlocks(const GemmParams& p, const ho
         ptx::FenceAsyncProxy();  // wgmma reads the codes
         __syncwarp();
         if (threadIdx.x % 32 < hopper::RELEASING_LANES) ptx::MbarrierArrive(ring.Full(at.stage));
-        load(loaded[i], kb + DEPTH * TAKERS);
-        kb += TAKERS;
-        at.template Skip<TAKERS>();
+        load(loaded[i], kb + DEPTH * ALTERNATES);
+        kb += ALTERNATES;
+        at.template Skip<ALTERNATES>();
       }
     }
     offset = kb - part.end;

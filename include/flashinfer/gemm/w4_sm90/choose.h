@@ -61,9 +61,9 @@ inline double CountW4Tiles(const GemmShape& x, int tokens, int weights) {
 
 /// Estimate the nanoseconds of a product on `sms` SMs. Weights are decoded once for each tile of tokens.
 inline double W4Time(const GemmShape& x, const W4Tile& tile, int sms) {
-  const double turns = Turns(W4Groups(x), CountW4Tiles(x, tile.tokens, tile.weights), sms);
+  const double waves = Waves(W4Groups(x), CountW4Tiles(x, tile.tokens, tile.weights), sms);
   const double k_block = x.element_bytes == 1 ? tile.k_block_e4m3 : tile.k_block;
-  return turns * (k_block * double(x.k / 128) + W4Once(tile, x.is_gated));
+  return waves * (k_block * double(x.k / 128) + W4Once(tile, x.is_gated));
 }
 
 /// Return how many blocks should split K of a tile.

@@ -48,7 +48,8 @@ class W4Loads {
   __device__ __forceinline__ void SetTile(const Tile& tile) {
     const bool is_gated = params_.gemm.activation.is_active;
     row_ = tile.row, boxes_ = CeilDivide(min(Traits::TOKENS, tile.end_row - tile.row), Traits::BOX_TOKENS);
-    // Ups and gates are half of the rows each, of two entries of the batch; other weights are rows of one (FillW4Params).
+    // Up and gate columns are half of the rows each, of two entries of the batch; other weights are rows of one
+    // (FillW4Params).
     constexpr int BLOCKS = Traits::WEIGHTS / W4_GROUP_ROWS;
     block_ = (is_gated ? BLOCKS / 2 : BLOCKS) * tile.n_tile;
     batch_ = is_gated ? 2 * tile.weight_batch : tile.weight_batch;
@@ -136,7 +137,7 @@ __device__ __forceinline__ void ProduceW4(const W4Params& params, const hopper::
 }
 
 /// Rows of one of the warpgroups that share a tile of WEIGHTS weights. Of gated weights, the first half of the warpgroups
-/// have the ups, and the others the gates, in the same order.
+/// have the up columns, and the others the gate columns, in the same order.
 template <int WEIGHTS>
 struct W4Rows {
   static constexpr int PAIRS = WEIGHTS / W4_GROUP_ROWS / 2;

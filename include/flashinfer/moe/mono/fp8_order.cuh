@@ -29,7 +29,7 @@ struct Fp8Share {
   __device__ __forceinline__ int Passes(int warp) const { return (sources - warp + FP8_WARPS - 1) / FP8_WARPS; }
 };
 
-/// Shares of both products, and sizes that the walk through them needs.
+/// Shares of both products, and sizes that the copy order of them needs.
 struct Fp8Work {
   const int32_t* active;  // local numbers of the experts in use, ascending; shared memory
   int count;

@@ -96,19 +96,19 @@ class Block {
   /// Compute the share.
   __device__ __forceinline__ void Run(int32_t& barrier) {
     const int warp = int(threadIdx.x) / 32;
-    Walk<WARPS> ahead(work_, warp, 1);
+    CopyOrder<WARPS> ahead(work_, warp, 1);
     ahead.SkipEmpty(work_);
     uint32_t slot = 0;
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; ++i) Request(ahead, i);
     FindConstants();
     int tiles = 0;
-    for (Walk<WARPS> at(work_, warp, 1); at.product == 1 && !at.IsDone(); at.NextTile(work_), ++tiles) {
+    for (CopyOrder<WARPS> at(work_, warp, 1); at.product == 1 && !at.IsDone(); at.NextTile(work_), ++tiles) {
       Tile<1>(at, ahead, slot, memory_.partial[tiles % 2]);
       Finish1(at, memory_.partial[tiles % 2]);
     }
     SyncGrid(barrier);
-    for (Walk<WARPS> at(work_, warp, 2); !at.IsDone(); at.NextTile(work_), ++tiles) {
+    for (CopyOrder<WARPS> at(work_, warp, 2); !at.IsDone(); at.NextTile(work_), ++tiles) {
       Tile<2>(at, ahead, slot, memory_.partial[tiles % 2]);
       Finish2(at, memory_.partial[tiles % 2]);
     }
@@ -117,8 +117,8 @@ class Block {
  private:
   /// Return x, in a way that the compiler does not compute it again in each stage.
   __device__ __forceinline__ static bool KeepInRegister(bool x) { return __shfl_sync(~0u, int(x), 0) != 0; }
-  /// Begin to copy the stage of a walk, if there is one, and go on to the next.
-  __device__ __forceinline__ void Request(Walk<WARPS>& ahead, uint32_t slot) {
+  /// Begin to copy the stage of a copy order, if there is one, and go on to the next.
+  __device__ __forceinline__ void Request(CopyOrder<WARPS>& ahead, uint32_t slot) {
     if (!ahead.IsDone()) {
       const bool is_first = ahead.product == 1, is_paired = is_first && is_gated_;
       Matrix m;  // a member by product would be an array in local memory
@@ -141,7 +141,7 @@ class Block {
   }
 
   template <int PRODUCT>
-  __device__ __forceinline__ void Load(const Walk<WARPS>& at, Operands<Weights, TILES>& to) const {
+  __device__ __forceinline__ void Load(const CopyOrder<WARPS>& at, Operands<Weights, TILES>& to) const {
     const int lane = int(threadIdx.x) % 32;
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
@@ -166,7 +166,7 @@ class Block {
 
   /// Multiply the stages of this warp in a tile, and write its sums.
   template <int PRODUCT>
-  __device__ __forceinline__ void Tile(Walk<WARPS> at, Walk<WARPS>& ahead, uint32_t& slot, Sums& partial) {
+  __device__ __forceinline__ void Tile(CopyOrder<WARPS> at, CopyOrder<WARPS>& ahead, uint32_t& slot, Sums& partial) {
     const int lane = int(threadIdx.x) % 32;
     float total[TILES][4] = {};
     Operands<Weights, TILES> operands, next;
@@ -214,7 +214,7 @@ class Block {
   }
 
   /// Write the hidden values of a tile.
-  __device__ __forceinline__ void Finish1(const Walk<WARPS>& at, const Sums& partial) const {
+  __device__ __forceinline__ void Finish1(const CopyOrder<WARPS>& at, const Sums& partial) const {
     const int each = is_gated_ ? 2 : 4;  // values of a lane
     for (int i = int(threadIdx.x); i < TILES * 32 * each; i += THREADS) {
       const int lane = i / each % 32, part = i % each, tile = i / each / 32, index = tile * 128 + lane * 4 + part;
@@ -228,7 +228,7 @@ class Block {
   }
 
   /// Write the outputs of a tile.
-  __device__ __forceinline__ void Finish2(const Walk<WARPS>& at, const Sums& partial) const {
+  __device__ __forceinline__ void Finish2(const CopyOrder<WARPS>& at, const Sums& partial) const {
     for (int i = int(threadIdx.x); i < TILES * 128; i += THREADS) {
       const int lane = i / 4 % 32, part = i % 4;
       const int in_tile = lane / 4 + part / 2 * 8, token = i / 128 * 8 + lane % 4 * 2 + part % 2;

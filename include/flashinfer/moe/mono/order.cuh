@@ -24,14 +24,14 @@ struct Work {
 /// Stages of a warp in order: tiles of product 1, then those of product 2, and the chunks of each. Warps change their parts
 /// from tile to tile, because the number of chunks is no multiple of that of warps.
 template <int WARPS>
-class Walk {
+class CopyOrder {
  public:
   static_assert((WARPS & (WARPS - 1)) == 0, "a power of two");
   int product = 1, tile = 0;
   int row = 0, rows = 0;  // units of product 1, rows of product 2
   int active = 0, chunk = 0;
 
-  __device__ __forceinline__ Walk(const Work& work, int warp, int product_) : product(product_), warp_(warp) {
+  __device__ __forceinline__ CopyOrder(const Work& work, int warp, int product_) : product(product_), warp_(warp) {
     if (product == 1) {
       active = work.begin1 / work.units1, row = work.begin1 - active * work.units1;
       left_ = work.end1 - work.begin1;

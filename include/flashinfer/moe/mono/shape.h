@@ -51,7 +51,7 @@ struct MonoParams {
 
 /// Return true if a layer can be given to this kernel: few tokens of 16-bit or e4m3 weights, or one of MXFP4, whose stages
 /// take less time from two tokens on; rows of 16 bytes. Other layers are computed in stages.
-inline bool TakesMono(const LayerSizes& s, int64_t input_stride) {
+inline bool SupportsMono(const LayerSizes& s, int64_t input_stride) {
   const bool is_plain = s.format == Format::kPlain, is_tensor = s.format == Format::kFp8Tensor;
   const bool is_fp8 = is_tensor || s.format == Format::kFp8Block;
   if (!is_plain && !is_fp8 && s.format != Format::kMxfp4) return false;
@@ -59,15 +59,16 @@ inline bool TakesMono(const LayerSizes& s, int64_t input_stride) {
   return s.intermediate > 0 && input_stride % (is_tensor ? 16 : 8) == 0;
 }
 
-/// Return true if a layer that TakesMono takes less time so than in stages, on a GPU of `sms` SMs. Few tokens of e4m3 do if
-/// product 1 of the stages, in tiles of 128 weights for each pair, has at most a third more tiles than there are SMs.
-inline bool IsFasterAsOneKernel(const LayerSizes& s, int sms) {
+/// Return true if a layer that SupportsMono takes less time so than in stages, on a GPU of `sms` SMs. Few tokens of
+/// e4m3 do if product 1 of the stages, in tiles of 128 weights for each pair, has at most a third more tiles than there
+/// are SMs.
+inline bool PrefersMono(const LayerSizes& s, int sms) {
   const bool is_few = s.format == Format::kFp8Tensor || (s.format == Format::kFp8Block && s.tokens > 1);
   return !is_few || 3 * s.expected_pairs() * ((s.fc1_rows() + 127) / 128) <= 4 * sms;
 }
 
-/// Return true if the kernel of a layer that TakesMono can route its token too.
-inline bool TakesRouting(const LayerSizes& s) {
+/// Return true if the kernel of a layer that SupportsMono can route its token too.
+inline bool SupportsRouting(const LayerSizes& s) {
   return s.format == Format::kFp8Block && s.tokens == 1 && s.num_experts <= MOE_ROUTE_MAX_EXPERTS && s.top_k >= 1 &&
          s.top_k <= MOE_ROUTE_MAX_TOP_K && s.top_k <= s.num_experts;
 }
@@ -78,7 +79,7 @@ inline int64_t MonoHiddenOffset(const LayerSizes& s, const Workspace& w) {
   return s.format == Format::kFp8Block ? w.sums1 : w.operand2;
 }
 
-/// Enqueue a layer that TakesMono, by the format of its weights; with logits, one that TakesRouting. Return
+/// Enqueue a layer that SupportsMono, by the format of its weights; with logits, one that SupportsRouting. Return
 /// cudaErrorNotSupported, with nothing enqueued, on a device that cannot run it (one before SM80 or with less shared memory
 /// than the rings take), and for one token of e4m3 blocks or MXFP4 with more than 32 slots.
 Status MonoPlain(const MonoParams& params, Stream stream);

@@ -20,7 +20,7 @@ struct Matrix {
   const void* data;  // (experts, rows, columns)
   int rows, columns;
   int second;  // distance of the rows 8 to 15 of a tile from rows 0 to 7, less 8: the halves of gated weights
-  int first;   // row 0 of a tile, for row 0 of the walk
+  int first;   // row 0 of a tile, for row 0 of the copy order
 };
 
 /// Load what a lane multiplies. Hidden values come from other SMs: not through L1.
