@@ -125,6 +125,7 @@ __global__ void __launch_bounds__(THREADS, Shape::BLOCKS) StepKernel(const __gri
       if constexpr (ANY) {
         if (p.checkpoints.states.data != nullptr) StoreCheckpoint<false>(p, at, t, row, rows);
         if (owns && has_ring) AppendCorrection(p, at, t, own_row, OwnOf(u));
+        __syncwarp();  // lanes that store come back before the next shuffle
         if (owns && p.record.corrections != nullptr) {
           p.record.corrections[at.slot * p.record.correction_slot + (at.head * p.tokens + t) * p.value_dim + own_row] =
               OwnOf(u);

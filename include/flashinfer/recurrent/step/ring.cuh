@@ -64,15 +64,17 @@ __device__ __forceinline__ void FoldRing(const StepParams& p, const Place& at, i
 template <typename Rule, typename Shape>
 __device__ __forceinline__ void AppendLogDecays(const StepParams& p, const Place& at, int64_t begin, int count,
                                                 const Shared<Rule, Shape>& shared) {
-  if (!at.leads_head || threadIdx.x != 0) return;
+  if (!at.leads_head || threadIdx.x >= 32) return;  // a whole warp: a lane alone would come late to the next shuffle
   const int64_t length = p.ring.lengths.At(at.n);
   const bool is_flushed = p.final.data != nullptr && length >= p.ring.flush_at;
   float sum = 0.f;
   if (begin > 0 || (length > 0 && !is_flushed)) sum = RingLogDecay(p.ring, at, length + begin - 1);
   for (int i = 0; i < count; ++i) {
     sum += shared.log_decay[i];
-    p.ring.g[at.slot * p.ring.g_slot + at.head * p.ring.rows + RingRow(p.ring, at, length + begin + i)] = sum;
+    const int64_t row = RingRow(p.ring, at, length + begin + i);
+    if (threadIdx.x == 0) p.ring.g[at.slot * p.ring.g_slot + at.head * p.ring.rows + row] = sum;
   }
+  __syncwarp();
 }
 
 __device__ __forceinline__ void AppendCorrection(const StepParams& p, const Place& at, int64_t t, int row, float u) {
