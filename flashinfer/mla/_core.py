@@ -340,9 +340,11 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         page_table: Optional[torch.Tensor] = None,
         return_lse_base_on_e: bool = False,
         o_scale: Optional[float] = None,
+        # Keyword-only in the published package. vLLM takes that as the sign that its sparse backend for SM90 works,
+        # which rewrites parts of the plan: the parameter becomes keyword-only when `plan` publishes them.
+        ckv_scale_arr: Optional[torch.Tensor] = None,
         *,
         ckv_scale: Optional[float] = None,
-        ckv_scale_arr: Optional[torch.Tensor] = None,
         kpe_scale: Optional[float] = None,
     ) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """Compute attention for the planned batch.
