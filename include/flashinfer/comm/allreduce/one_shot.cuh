@@ -236,7 +236,7 @@ struct OneShot {
 constexpr int ONE_SHOT_THREADS = 1024;
 
 template <typename T>
-__global__ void __launch_bounds__(ONE_SHOT_THREADS) OneShotKernel(const __grid_constant__ AllReduceParams<T> p) {
+__global__ void __launch_bounds__(ONE_SHOT_THREADS, 1) OneShotKernel(const __grid_constant__ AllReduceParams<T> p) {
   __shared__ float scratch[64];
   ptx::GridDependencyWait();
   OneShot<T>(p).Run(blockIdx.x, gridDim.x, scratch);
