@@ -63,7 +63,10 @@ class Ranks:
             missing = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in found}
             ready = wait(list(missing), max(deadline - time.monotonic(), 0))
             for pipe in ready:
-                found[missing[pipe]] = pipe.recv()
+                try:
+                    found[missing[pipe]] = pipe.recv()
+                except EOFError:
+                    found[missing[pipe]] = Failure(("ProcessLookupError",), "the process has ended", "it has ended")
             failed = any(isinstance(result, Failure) for result in found.values())
             if failed and len(found) < self.size:  # the others may be waiting for this rank
                 deadline = min(deadline, time.monotonic() + AFTER_FAILURE)

@@ -13,10 +13,11 @@ import torch
 
 from flashinfer.comm import AllReduceFusionPattern as P
 from flashinfer.comm import CommTimeoutError, allreduce_fusion
-from flashinfer.comm.local_ranks import call_on_ranks, local_comms
+from flashinfer.comm.local_ranks import call_on_ranks
 
 from .calls import DYNAMIC, FP8, call, check, digest, expected, inputs, make_workspace
 from .foreign import EngineBackend
+from .ranks import Ranks
 
 PATTERNS = (0, 1, 2, 4, 10, 11)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -206,9 +207,33 @@ def test_a_rank_that_does_not_come(ranks):
             assert "rank 2 must enter call 2" in texts[0]
 
 
-def test_a_late_rank_is_waited_for():
-    comms = local_comms(2)
+def die(comm):
+    os.environ["FLASHINFER_COMM_TIMEOUT_S"] = "0.5"
+    workspace = make_workspace(comm, 8, 64, torch.bfloat16, "cpu")
+    x = torch.ones(1, 64, dtype=torch.bfloat16)
+    allreduce_fusion(x, workspace, 0)
+    if comm.Get_rank() == 1:
+        os._exit(9)
+    try:
+        for _ in range(3):  # the memory of the dead rank is still mapped
+            allreduce_fusion(x, workspace, 0)
+    except CommTimeoutError as error:
+        workspace.destroy()
+        return str(error)
 
+
+def test_a_rank_that_dies():
+    group = Ranks(3)
+    try:
+        outcomes = group.outcomes(die)
+    finally:
+        group.close()
+    assert outcomes[1].text == "the process has ended"
+    for rank in (0, 2):
+        assert "rank 1 must enter call 2" in outcomes[rank]
+
+
+def test_a_late_rank_is_waited_for():
     def work(comm):
         workspace = make_workspace(comm, 1, 8, torch.float32, "cpu")
         if comm.Get_rank() == 1:
@@ -217,7 +242,6 @@ def test_a_late_rank_is_waited_for():
         workspace.destroy()
         return found[0, 0].item()
 
-    del comms
     assert call_on_ranks(2, work) == [2.0, 2.0]
 
 
