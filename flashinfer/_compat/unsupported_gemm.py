@@ -60,9 +60,6 @@ tgv_gemm_sm100 = _needs_gpu("tgv_gemm_sm100", arch="SM100 or SM103")
 group_gemm_mxfp4_nt_groupwise = _needs_gpu("group_gemm_mxfp4_nt_groupwise")
 group_gemm_mxfp8_mxfp4_nt_groupwise = _needs_gpu("group_gemm_mxfp8_mxfp4_nt_groupwise")
 group_gemm_nvfp4_nt_groupwise = _needs_gpu("group_gemm_nvfp4_nt_groupwise")
-mm_M1_16_K7168_N128 = _needs_gpu("mm_M1_16_K7168_N128")
-mm_M1_16_K7168_N256 = _needs_gpu("mm_M1_16_K7168_N256")
-mm_M1_16_K6144_N256 = _needs_gpu("mm_M1_16_K6144_N256")
 grouped_gemm_nt_masked = _needs_gpu(
     "grouped_gemm_nt_masked",
     "lhs, rhs, out, masked_m, *, ab_dtype, sf_dtype, c_dtype, sf_vec_size, topk_weights=None, idx_src_info=None, "

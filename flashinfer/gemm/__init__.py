@@ -14,9 +14,6 @@ from .._compat.unsupported_gemm import group_gemm_mxfp4_nt_groupwise as group_ge
 from .._compat.unsupported_gemm import group_gemm_mxfp8_mxfp4_nt_groupwise as group_gemm_mxfp8_mxfp4_nt_groupwise
 from .._compat.unsupported_gemm import group_gemm_nvfp4_nt_groupwise as group_gemm_nvfp4_nt_groupwise
 from .._compat.unsupported_gemm import grouped_gemm_nt_masked as grouped_gemm_nt_masked
-from .._compat.unsupported_gemm import mm_M1_16_K6144_N256 as mm_M1_16_K6144_N256
-from .._compat.unsupported_gemm import mm_M1_16_K7168_N128 as mm_M1_16_K7168_N128
-from .._compat.unsupported_gemm import mm_M1_16_K7168_N256 as mm_M1_16_K7168_N256
 from ..cutile import is_cuda_tile_available as is_cuda_tile_available
 from . import gemm_base as gemm_base
 from .bf16 import bmm_bf16, mm_bf16
@@ -24,7 +21,17 @@ from .blockscale import fp8_blockscale_gemm_sm90
 from .deepgemm import batch_deepgemm_fp8_nt_groupwise, group_deepgemm_fp8_nt_groupwise
 from .fp8 import bmm_fp8
 from .groupwise import gemm_fp8_nt_blockscaled, gemm_fp8_nt_groupwise, group_gemm_fp8_nt_groupwise
-from .routergemm import tinygemm_bf16
+from .routergemm import (
+    mm_M1_16_K6144_N256,
+    mm_M1_16_K7168_N128,
+    mm_M1_16_K7168_N256,
+    mm_M1_16_K7168_N256_bf16,
+    mm_M1_16_K7168_N384,
+    mm_M1_16_K7168_N384_bf16,
+    mm_M1_16_K7168_N896,
+    mm_M1_16_K7168_N896_bf16,
+    tinygemm_bf16,
+)
 from .segment import SegmentGEMMWrapper
 
 __all__ = [
@@ -37,6 +44,14 @@ __all__ = [
     "gemm_fp8_nt_groupwise",
     "group_deepgemm_fp8_nt_groupwise",
     "group_gemm_fp8_nt_groupwise",
+    "mm_M1_16_K6144_N256",
+    "mm_M1_16_K7168_N128",
+    "mm_M1_16_K7168_N256",
+    "mm_M1_16_K7168_N256_bf16",
+    "mm_M1_16_K7168_N384",
+    "mm_M1_16_K7168_N384_bf16",
+    "mm_M1_16_K7168_N896",
+    "mm_M1_16_K7168_N896_bf16",
     "mm_bf16",
     "tinygemm_bf16",
 ]

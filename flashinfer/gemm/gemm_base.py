@@ -6,6 +6,7 @@ from typing import Any
 
 from .._compat.unsupported_gemm import mm_fp4 as mm_fp4
 from .._compat.unsupported_gemm import mm_mxfp8 as mm_mxfp8
+from .._runtime.cache_buffers import _get_cache_buf as _get_cache_buf
 from ..jit.gemm import get_gemm_module as get_gemm_module
 from .bf16 import bmm_bf16 as bmm_bf16
 from .bf16 import mm_bf16 as mm_bf16

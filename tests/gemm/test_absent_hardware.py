@@ -17,7 +17,7 @@ IN_GEMM = [
     *("mm_fp8", "mm_mxfp8", "bmm_mxfp8", "mm_fp4", "mm_bf16_fp4", "prepare_bf16_fp4_weights", "mm_nvfp4_svdquant"),
     *("nvfp4_quantize_smooth", "svdquant_linear", "tgv_gemm_sm100", "group_gemm_mxfp4_nt_groupwise"),
     *("group_gemm_mxfp8_mxfp4_nt_groupwise", "group_gemm_nvfp4_nt_groupwise", "grouped_gemm_nt_masked"),
-    *("mm_M1_16_K7168_N128", "mm_M1_16_K7168_N256", "mm_M1_16_K6144_N256", "create_scale_factor_tensor"),
+    "create_scale_factor_tensor",
     *("Sm100BlockScaledPersistentDenseGemmKernel", "Sm120B12xBlockScaledDenseGemmKernel"),
 ]
 IN_GROUPED_MM = ["grouped_mm_mxfp8", "grouped_mm_fp4", "moe_gemm_fp8_nt_groupwise", "moe_gemm_mxfp8_nt_groupwise"]
@@ -30,7 +30,6 @@ ELSEWHERE = [
     ("flashinfer.gemm.gemm_svdquant", "get_nvfp4_svdquant_module"),
     ("flashinfer.gemm.kernels.grouped_gemm_masked_wrapper", "grouped_gemm_nt_masked"),
     ("flashinfer.trtllm_low_latency_gemm", "trtllm_low_latency_gemm"),
-    ("flashinfer.dsv3_ops", "mm_M1_16_K7168_N256"),
     ("flashinfer.deep_gemm", "get_col_major_tma_aligned_packed_tensor"),
 ]
 EVERY = [

@@ -123,6 +123,11 @@ def gemm_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield gemm.fp8_blockscale_gemm_sm90, {"input": bf16(16, 7168), **weight}
     router = {"input": bf16(8, 2880), "weight": bf16(128, 2880), "bias": bf16(128), "out": bf16(8, 128)}
     yield gemm.tinygemm_bf16, router
+    for name in sorted(name for name in dir(gemm) if name.startswith("mm_M1_16_")):
+        hidden, experts = (int(part[1:]) for part in name.split("_")[3:5])
+        is_bf16 = name in ("mm_M1_16_K7168_N128",) or name.endswith("_bf16")
+        out = bf16(4, experts) if is_bf16 else fp32(4, experts)
+        yield getattr(gemm, name), {"mat_a": bf16(4, hidden), "mat_b": bf16(experts, hidden).T, "out": out}
     yield from block_scaled_calls()
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "mm_bf16_trace",
     "mm_fp4_trace",
     "mm_mxfp8_trace",
+    "router_gemm_trace",
     "tinygemm_bf16_trace",
 ]
 
@@ -78,6 +79,28 @@ def _tinygemm_bf16_reference(
 ) -> torch.Tensor:
     out = input.float() @ weight.float().T
     return (out if bias is None else out + bias.float()).to(torch.bfloat16)
+
+
+def _router_bfloat16_reference(mat_a: torch.Tensor, mat_b: torch.Tensor, **_: Any) -> torch.Tensor:
+    return (mat_a.float() @ mat_b.float()).to(torch.bfloat16)
+
+
+def _router_float32_reference(mat_a: torch.Tensor, mat_b: torch.Tensor, **_: Any) -> torch.Tensor:
+    return mat_a.float() @ mat_b.float()
+
+
+def _router_bfloat16_init(
+    *, m: int, n: int = 256, k: int = 7168, device: Any = "cuda", seed: int = 0
+) -> dict[str, Any]:
+    g = seeded(seed, device)
+    out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
+    return {"mat_a": normal(g, m, k), "mat_b": normal(g, n, k).T, "out": out}
+
+
+def _router_float32_init(*, m: int, n: int = 256, k: int = 7168, device: Any = "cuda", seed: int = 0) -> dict[str, Any]:
+    g = seeded(seed, device)
+    out = torch.empty(m, n, dtype=torch.float32, device=device)
+    return {"mat_a": normal(g, m, k), "mat_b": normal(g, n, k).T, "out": out}
 
 
 def _mm_bf16_init(*, m: int, n: int = 4096, k: int = 7168, device: Any = "cuda", seed: int = 0) -> dict[str, Any]:
@@ -185,3 +208,19 @@ tinygemm_bf16_trace = TraceTemplate(
     init=_tinygemm_bf16_init,
     description="input @ weight.T + bias, for few rows.",
 )
+
+
+def router_gemm_trace(name: str, out_dtype: torch.dtype) -> TraceTemplate:
+    """Return the template of the product of up to 16 tokens with the router of one published model."""
+    is_float = out_dtype is torch.float32
+
+    return TraceTemplate(
+        "gemm_bf16",
+        axes=_AXES,
+        inputs={"mat_a": Tensor(("m", "k")), "mat_b": Tensor(("k", "n"))},
+        outputs={"out": Tensor(("m", "n"), param="out", dtype="float32" if is_float else "bfloat16")},
+        name_prefix=name,
+        reference=_router_float32_reference if is_float else _router_bfloat16_reference,
+        init=_router_float32_init if is_float else _router_bfloat16_init,
+        description="mat_a @ mat_b, for few rows.",
+    )
