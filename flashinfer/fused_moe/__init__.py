@@ -47,6 +47,17 @@ from .core import convert_to_block_layout as convert_to_block_layout
 from .core import reorder_rows_for_gated_act_gemm as reorder_rows_for_gated_act_gemm
 from .cutlass.api import cutlass_fused_moe
 from .cutlass.workspace import cutlass_fused_moe_workspace_size as cutlass_fused_moe_workspace_size
+from .formats import GELU as GELU
+from .formats import GeGLU as GeGLU
+from .formats import GeGLUTanh as GeGLUTanh
+from .formats import Identity as Identity
+from .formats import QuantFormat as QuantFormat
+from .formats import ReLU as ReLU
+from .formats import ReLU2 as ReLU2
+from .formats import SiLU as SiLU
+from .formats import SiTU as SiTU
+from .formats import SwiGLU as SwiGLU
+from .formats import SwiGLUStep as SwiGLUStep
 from .layer import MoELayer as MoELayer
 from .mixed_weights import interleave_moe_scales_for_sm90_mixed_gemm as interleave_moe_scales_for_sm90_mixed_gemm
 from .mixed_weights import interleave_moe_weights_for_sm90_mixed_gemm as interleave_moe_weights_for_sm90_mixed_gemm

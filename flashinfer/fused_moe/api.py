@@ -11,7 +11,7 @@ import torch
 
 from .._compat.tllm_enums import ActivationType as ActivationType
 from .._compat.tllm_enums import RoutingInputMode as RoutingInputMode
-from .._compat.tllm_enums import RoutingMethodType, is_gated_activation
+from .._compat.tllm_enums import RoutingMethodType
 from .._runtime.errors import ArgumentError
 from .backends import B12xNvfp4Config as B12xNvfp4Config
 from .backends import B12xW4A16Config as B12xW4A16Config
@@ -24,6 +24,10 @@ from .backends import TrtllmFp4Config as TrtllmFp4Config
 from .backends import TrtllmFp8BlockConfig as TrtllmFp8BlockConfig
 from .backends import TrtllmFp8PerTensorConfig as TrtllmFp8PerTensorConfig
 from .backends import TrtllmMxInt4Config as TrtllmMxInt4Config
+from .formats import ActivationConfig as ActivationConfig
+from .formats import QuantConfig as QuantConfig
+from .formats import QuantFormat as QuantFormat
+from .formats import QuantVariant as QuantVariant
 
 __all__ = [
     "ActivationConfig",
@@ -35,22 +39,10 @@ __all__ = [
     "MoEFinalizeConfig",
     "MoEWeightPack",
     "QuantConfig",
+    "QuantFormat",
     "QuantVariant",
     "RoutingConfig",
 ]
-
-
-class QuantVariant(enum.IntEnum):
-    """Number formats of weights and activations."""
-
-    BF16 = 0
-    FP8PerTensor = 1
-    DeepSeekFp8 = 2
-    MxFp8 = 3
-    NVFP4 = 4
-    MXFP4 = 5
-    MxInt4 = 6
-    W4A16 = 7
 
 
 def _text(value: Any) -> str:
@@ -76,38 +68,6 @@ class RoutingConfig(_Printed):
     n_group: Optional[int] = None
     topk_group: Optional[int] = None
     routed_scaling_factor: Optional[float] = None
-
-
-@dataclass(frozen=True, repr=False)
-class QuantConfig(_Printed):
-    """Number format, and the form of its scale factors."""
-
-    variant: QuantVariant = QuantVariant.BF16
-    swizzled_scale_factors: Optional[bool] = None
-    per_token_scale: Optional[bool] = None
-
-
-@dataclass(frozen=True, repr=False)
-class ActivationConfig(_Printed):
-    """Activation between the two products of an expert."""
-
-    swiglu: ClassVar[ActivationConfig]
-    geglu: ClassVar[ActivationConfig]
-    relu2: ClassVar[ActivationConfig]
-    identity: ClassVar[ActivationConfig]
-
-    type: ActivationType = ActivationType.Swiglu
-
-    @property
-    def is_gated(self) -> bool:
-        """Tell whether one half of the columns gates the other."""
-        return is_gated_activation(self.type)
-
-
-ActivationConfig.swiglu = ActivationConfig(ActivationType.Swiglu)
-ActivationConfig.geglu = ActivationConfig(ActivationType.Geglu)
-ActivationConfig.relu2 = ActivationConfig(ActivationType.Relu2)
-ActivationConfig.identity = ActivationConfig(ActivationType.Identity)
 
 
 @dataclass(frozen=True, repr=False)

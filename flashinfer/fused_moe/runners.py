@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import abc
+import functools
 from typing import Any, Callable, ClassVar, Optional, Sequence, Union
 
 import torch
@@ -13,10 +13,11 @@ from .._compat.unsupported import UnsupportedError
 from .._runtime.errors import ArgumentError
 from .._runtime.integer_math import next_positive_power_of_2
 from ..autotuner import TunableRunner
-from .api import MoEActivationPack, MoEConfig, MoEWeightPack, QuantVariant
+from .api import MoEActivationPack, MoEConfig, MoEWeightPack, QuantConfig, QuantVariant
 from .backends import _BLACKWELL, CutlassBf16Config, CutlassW4A16Config
 from .cutlass.api import cutlass_fused_moe
 from .cutlass.workspace import cutlass_fused_moe_workspace_size
+from .formats import SwiGLU
 from .routing import route_tokens
 
 __all__ = [
@@ -42,23 +43,63 @@ class MoERunner(TunableRunner):
     #: Ways of giving the choice of experts.
     modes: ClassVar[frozenset[RoutingInputMode]] = frozenset()
 
-    @abc.abstractmethod
+    _is_checked = False
+    _is_built = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let what a subclass computes raise before :meth:`build`."""
+        super().__init_subclass__(**kwargs)
+        for name in ("pack_inputs", "get_valid_tactics", "forward"):
+            if name in vars(cls):
+                setattr(cls, name, _after_build(vars(cls)[name]))
+
     def check_support(self) -> None:
+        """Raise ``NotImplementedError`` if the configuration cannot be served. Subclasses define ``_check_support``."""
+        self._is_checked = False
+        self._check_support()
+        self._is_checked = True
+
+    def build(self) -> None:
+        """Get ready for calls, once; :meth:`check_support` comes first. Subclasses define ``_build``."""
+        if self._is_built:
+            return
+        if not self._is_checked:
+            raise RuntimeError(f"{type(self).__name__}: check_support() must succeed before build().")
+        self._build()
+        self._is_built = True
+
+    def _check_support(self) -> None:
         """Raise ``NotImplementedError`` if the configuration cannot be served."""
 
-    @abc.abstractmethod
-    def build(self) -> None:
-        """Get ready for calls; :meth:`check_support` comes first."""
+    def _build(self) -> None:
+        """Get ready for calls."""
 
-    @abc.abstractmethod
     def pack_inputs(self, activations: MoEActivationPack, weights: MoEWeightPack) -> list[Any]:
         """Return the arguments of :meth:`forward`."""
+        raise NotImplementedError(f"{type(self).__name__}: pack_inputs must be defined, got a runner without it")
+
+
+def _after_build(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def checked(self: MoERunner, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_built:
+            raise RuntimeError(f"{type(self).__name__}: build() must be called before execution ({method.__name__})")
+        return method(self, *args, **kwargs)
+
+    return checked
 
 
 def unpack_topk(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return experts and float32 weights of ids that hold both: ``(expert << 16) | bits of the bfloat16 weight``."""
     bits = (packed & 0xFFFF).to(torch.int32)
     return packed >> 16, (bits << 16).view(torch.float32)
+
+
+def _format_name(quant: QuantConfig) -> str:
+    """Return the name of a pair of formats: the older one, else one that names both."""
+    if quant.variant is not None:
+        return quant.variant.name
+    return f"weight={quant.weight.name}, activation={quant.activation.name}"
 
 
 class _CutlassRunner(MoERunner):
@@ -73,28 +114,27 @@ class _CutlassRunner(MoERunner):
     def __init__(self, config: MoEConfig, device: Union[torch.device, str]) -> None:
         self.config, self.device = config, torch.device(device)
         self._inner: Optional[Callable[..., Any]] = None
-        self._is_checked = False
         self._workspace_cache: dict[tuple[int, int], torch.Tensor] = {}
 
-    def check_support(self) -> None:
+    def _check_support(self) -> None:
         config, name = self.config, type(self).__name__
         total = config.routing.num_experts
-        wanted = (
-            ("quant.variant", self.variant.name, config.quant.variant.name),
-            ("activation.type", ActivationType.Swiglu.name, ActivationType(config.activation.type).name),
-            ("finalize.do_finalize", True, config.finalize.do_finalize),
-            ("experts.local_expert_offset", 0, config.experts.local_expert_offset),
-            ("experts.local_num_experts", total, config.experts.local_num_experts or total),
-            ("experts.num_fused_shared_experts", 0, config.experts.num_fused_shared_experts),
+        quant, experts = config.quant, config.experts
+        formats = f" (weight={quant.weight.name}, activation={quant.activation.name})"
+        wanted: tuple[tuple[str, Any, Any, str], ...] = (
+            ("quant.variant", self.variant.name, _format_name(quant), formats),
+            ("activation.type", ActivationType.Swiglu.name, ActivationType(config.activation.type).name, ""),
+            ("activation", SwiGLU(), config.activation, ""),
+            ("finalize.do_finalize", True, config.finalize.do_finalize, " (only do_finalize=True is served)"),
+            ("experts.local_expert_offset", 0, experts.local_expert_offset, " (no expert parallelism)"),
+            ("experts.local_num_experts", total, experts.local_num_experts or total, " (no expert parallelism)"),
+            ("experts.num_fused_shared_experts", 0, experts.num_fused_shared_experts, ""),
         )
-        for what, expected, actual in wanted:
+        for what, expected, actual, note in wanted:
             if actual != expected:
-                raise NotImplementedError(f"{name}: {what} must be {expected}, got {actual}")
-        self._is_checked = True
+                raise NotImplementedError(f"{name}: {what} must be {expected}, got {actual}{note}")
 
-    def build(self) -> None:
-        if not self._is_checked:
-            raise RuntimeError(f"{type(self).__name__}: build must follow check_support, got a call before it")
+    def _build(self) -> None:
         self._inner = cutlass_fused_moe
 
     def _ensure_workspace(self, num_tokens: int, hidden_size: int) -> torch.Tensor:
@@ -148,8 +188,6 @@ class _CutlassRunner(MoERunner):
 
     def pack_inputs(self, activations: MoEActivationPack, weights: MoEWeightPack) -> list[Any]:
         name, x = type(self).__name__, activations.hidden_states_q
-        if self._inner is None:
-            raise RuntimeError(f"{name}: pack_inputs must follow build, got a call before it")
         if activations.hidden_states_scale is not None or activations.per_token_scale is not None:
             raise ArgumentError(f"{name}: hidden_states_scale and per_token_scale must be None, got a tensor")
         if x.dtype != torch.bfloat16:
@@ -174,12 +212,11 @@ class _CutlassRunner(MoERunner):
         """Return what a time depends on besides shapes."""
         config = self.config
         sizes = (config.routing.num_experts, config.routing.top_k, config.experts.intermediate_size)
-        return (self.backend_key, *sizes, config.quant.variant.name)
+        return (self.backend_key, *sizes, _format_name(config.quant))
 
     def forward(self, inputs: list[Any], tactic: Any = -1, do_preparation: bool = False, **kwargs: Any) -> torch.Tensor:
         """Compute the layer for what :meth:`pack_inputs` returned."""
-        if self._inner is None:
-            raise RuntimeError(f"{type(self).__name__}: forward must follow build, got a call before it")
+        assert self._inner is not None
         x, experts, scales, fc1, fc2, scale1, scale2 = inputs
         config = self.config
         out: torch.Tensor = self._inner(
@@ -221,8 +258,6 @@ class _BlackwellRunner(MoERunner):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise UnsupportedError(f"{type(self).__name__}: needs {_BLACKWELL}, which this machine lacks")
 
-    def check_support(self) -> None: ...
-    def build(self) -> None: ...
     def pack_inputs(self, activations: MoEActivationPack, weights: MoEWeightPack) -> list[Any]: ...  # type: ignore
     def get_valid_tactics(self, inputs: list[Any], profile: Any) -> Sequence[int]: ...  # type: ignore
     def forward(self, inputs: list[Any], tactic: Any = -1, do_preparation: bool = False, **kwargs: Any) -> Any: ...

@@ -274,18 +274,52 @@ def test_refused_calls(device):
 def test_lifecycle(device):
     weights, *_ = bf16_weights(device)
     runner = CutlassBf16Runner(config(), device)
-    with pytest.raises(RuntimeError, match="build must follow check_support"):
+    with pytest.raises(RuntimeError, match=r"check_support\(\) must succeed before build\(\)\."):
         runner.build()
     runner.check_support()
-    with pytest.raises(RuntimeError, match="pack_inputs must follow build"):
+    with pytest.raises(RuntimeError, match=r"build\(\) must be called before execution"):
         runner.pack_inputs(pack_of(device), weights)
-    with pytest.raises(RuntimeError, match="forward must follow build"):
+    with pytest.raises(RuntimeError, match=r"build\(\) must be called before execution"):
         runner.forward([])
     runner.build()
     assert runner.forward(runner.pack_inputs(pack_of(device), weights)).shape == (5, HIDDEN)
     assert runner.get_cache_key_extras([]) == ("cutlass_bf16", EXPERTS, TOP_K, INNER, "BF16")
     with pytest.raises(NotImplementedError, match=r"quant\.variant must be W4A16, got BF16"):
         CutlassW4A16Runner(config(), device).check_support()
+
+
+def test_lifecycle_of_any_runner():
+    """Check the base: a runner with tactics and forward alone, built once, and one made without its constructor."""
+    counts = {"check": 0, "build": 0}
+
+    class Runner(runners.MoERunner):
+        def _check_support(self):
+            counts["check"] += 1
+            if counts["check"] == 2:
+                raise NotImplementedError
+
+        def _build(self):
+            counts["build"] += 1
+
+        def get_valid_tactics(self, inputs, profile):
+            return [7]
+
+        def forward(self, inputs, tactic=-1, do_preparation=False, **kwargs):
+            return inputs
+
+    with pytest.raises(RuntimeError, match=r"build\(\) must be called before execution"):
+        Runner.__new__(Runner).forward([])
+    runner = Runner()
+    runner.check_support()
+    with pytest.raises(NotImplementedError):
+        runner.check_support()
+    with pytest.raises(RuntimeError, match="must succeed before build"):
+        runner.build()
+    runner.check_support()
+    runner.build()
+    runner.build()
+    assert counts == {"check": 3, "build": 1}
+    assert runner.forward([1]) == [1] and runner.get_valid_tactics([], None) == [7]
 
 
 def test_prepared_weights_are_checked():
