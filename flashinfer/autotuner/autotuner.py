@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import threading
 import time
@@ -51,6 +52,29 @@ __all__ = [
 ]
 
 logger = logging.getLogger("flashinfer")
+
+#: Published code imports these from here; the files that define them import this one.
+_DEFINED_ELSEWHERE = {
+    "ConstraintSpec": "profiles",
+    "DynamicDim": "profiles",
+    "DynamicTensorSpec": "profiles",
+    "StaticDim": "profiles",
+    "ValueProfileArena": "batches",
+    "autotune": "context",
+    "get_autotune_process_group": "ranks",
+    "is_in_profile_measurement": "measure",
+    "make_bucket_mapper": "buckets",
+    "round_to_nearest_bucket": "buckets",
+    "set_autotune_process_group": "ranks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _DEFINED_ELSEWHERE:
+        return getattr(importlib.import_module(f".{_DEFINED_ELSEWHERE[name]}", __package__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 _INFINITE = float("inf")
 
 
@@ -187,14 +211,18 @@ class AutoTuner(Trials, SavedResults):
         input_shapes: Sequence[Sequence[int]],
         tuning_config: TuningConfig,
         inputs: Optional[Sequence[Any]] = None,
+        require_profiling_policy: bool = False,
     ) -> tuple[bool, int, Any, Optional[OptimizationProfile]]:
         """Look up a result: whether there is one, the index of its runner, its tactic and the measured profile.
 
-        The profile is None for results from a file. Without a result: ``(False, 0, -1, None)``.
+        The profile is None for results from a file. Without a result: ``(False, 0, -1, None)``. With
+        ``require_profiling_policy``, results of files do not count: they do not say how they were measured.
         """
         config = self._apply_tuning_overrides(tuning_config)
         keys = self._keys(custom_op, runners, input_shapes, config, inputs)
         found = self._find(keys, runners, inputs, lambda: profile_of_bucket(input_shapes, config))
+        if require_profiling_policy and found is not None and found[2] is None:
+            found = None
         return (False, 0, FALLBACK, None) if found is None else (True, *found)
 
     def choose_one(

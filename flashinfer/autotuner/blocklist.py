@@ -16,15 +16,19 @@ from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 from .._runtime.errors import ArgumentError
 from ..jit.utils import write_atomically
-from .files import classify_metadata, collect_metadata, read_json
-from .tactics import as_hashable, to_json
+from .files import METADATA as _METADATA_KEY
+from .files import collect_metadata as _collect_metadata
+from .files import read_json
+from .tactics import as_hashable as _tactic_to_json_hashable
+from .tactics import to_json as _tactic_to_json
 
 __all__ = ["TacticsBlocklist"]
 
 PathLike = Union[str, os.PathLike[str]]
 
-_METADATA, _TACTICS = "_metadata", "invalid_tactics"
+_TACTICS = "invalid_tactics"
 _VERSION = "1.0"
+_ANY = "*"
 _log = logging.getLogger("flashinfer")
 
 
@@ -37,8 +41,8 @@ class TacticsBlocklist:
 
     @property
     def is_loaded(self) -> bool:
-        """True if a file has been loaded."""
-        return self._path is not None
+        """True if tactics have been loaded."""
+        return bool(self._tactics)
 
     @property
     def loaded_path(self) -> Optional[str]:
@@ -51,8 +55,8 @@ class TacticsBlocklist:
         Returns
         -------
         bool
-            False, and nothing is added, if the file names another version or GPU (CPU, without a GPU). ``"*"`` is any,
-            as is what the file does not say: to leave a tactic out in vain costs less than to try a bad one.
+            False, and nothing is added, if the file names another version or GPU (CPU, without a GPU), or does not say
+            which. ``"*"`` is any.
 
         Raises
         ------
@@ -70,13 +74,19 @@ class TacticsBlocklist:
         for key, listed in tactics.items():
             if not isinstance(listed, list):
                 raise ArgumentError(f"TacticsBlocklist: {path} must have a list of tactics for {key!r}, got {listed!r}")
-        definite, _ = classify_metadata(content.get(_METADATA), collect_metadata())
-        if definite:
-            differences = ", ".join(f"{name} {there}, here {here}" for name, (there, here) in definite.items())
+        said = content.get(_METADATA_KEY)
+        said = said if isinstance(said, dict) else {}
+        here = _collect_metadata()
+        differences = ", ".join(
+            f"{name} {said.get(name)}, here {value}"
+            for name, value in here.items()
+            if said.get(name) not in (value, _ANY) or name not in said
+        )
+        if differences:
             _log.warning("TacticsBlocklist: %s is of a different environment (%s): not used", path, differences)
             return False
         for key, listed in tactics.items():
-            self._tactics.setdefault(key, set()).update(map(as_hashable, listed))
+            self._tactics.setdefault(key, set()).update(map(_tactic_to_json_hashable, listed))
         self._path = str(path)
         return True
 
@@ -84,7 +94,9 @@ class TacticsBlocklist:
         """Return the tactics that may be tried, in order. ``runner`` is a runner, its class, or the class name."""
         cls = runner if isinstance(runner, (str, type)) else type(runner)
         blocked = self._tactics.get(f"{custom_op}::{cls if isinstance(cls, str) else cls.__name__}")
-        return list(tactics) if not blocked else [one for one in tactics if as_hashable(one) not in blocked]
+        return (
+            list(tactics) if not blocked else [one for one in tactics if _tactic_to_json_hashable(one) not in blocked]
+        )
 
     def summary(self) -> dict[str, int]:
         """Return the number of blocked tactics, by ``op::Runner``."""
@@ -106,10 +118,10 @@ class TacticsBlocklist:
             What the list is good for. Default: the versions and the GPU of this process.
         """
         said = {
-            **(collect_metadata() if metadata is None else metadata),
+            **(_collect_metadata() if metadata is None else metadata),
             "generated_at": datetime.datetime.now(datetime.timezone.utc).isoformat(),
             "generator_version": _VERSION,
         }
-        listed = {key: [to_json(tactic) for tactic in tactics] for key, tactics in invalid_tactics.items()}
+        listed = {key: [_tactic_to_json(tactic) for tactic in tactics] for key, tactics in invalid_tactics.items()}
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(Path(path), json.dumps({_METADATA: said, _TACTICS: listed}, indent=2) + "\n")
+        write_atomically(Path(path), json.dumps({_METADATA_KEY: said, _TACTICS: listed}, indent=2) + "\n")

@@ -326,6 +326,13 @@ def test_runners_compile_before_trials():
     assert order[0] != "run" and sum(one != "run" for one in order) == 2, "two buckets"
 
 
+def test_names_of_the_published_module():
+    names = "round_to_nearest_bucket make_bucket_mapper DynamicTensorSpec ConstraintSpec ValueProfileArena StaticDim "
+    names += "DynamicDim autotune is_in_profile_measurement set_autotune_process_group get_autotune_process_group"
+    for name in names.split():
+        assert getattr(autotuner_module, name) is getattr(flashinfer.autotuner, name)
+
+
 def test_names():
     assert flashinfer.autotune_v2 is flashinfer.autotuner.autotune_v2
     assert flashinfer.autotune_v2_reload is flashinfer.autotuner.autotune_v2_reload

@@ -21,7 +21,7 @@ def test_confidential_computing_is_forced_or_found_out(monkeypatch):
         with knobs.override(confidential_compute=forced):
             assert utils.is_confidential_compute() is expected
     for wrong in ("yes", "2"):
-        with knobs.override(confidential_compute=wrong), pytest.raises(ValueError, match="must be 0 or 1"):
+        with knobs.override(confidential_compute=wrong), pytest.raises(ValueError, match="must be one of 1, 0"):
             utils.is_confidential_compute()
 
 
