@@ -37,7 +37,12 @@ from ._runtime.arch import is_sm120f_supported as is_sm120f_supported
 from ._runtime.arch import is_sm121a_supported as is_sm121a_supported
 from ._runtime.cache_buffers import _cache_buf as _cache_buf
 from ._runtime.cache_buffers import _get_cache_buf as _get_cache_buf
+from ._runtime.cache_buffers import _get_range_buf as _get_range_buf
+from ._runtime.checks import LSE_BASES as LSE_BASES
+from ._runtime.checks import LSE_LAYOUTS as LSE_LAYOUTS
 from ._runtime.checks import canonicalize_torch_dtype as canonicalize_torch_dtype
+from ._runtime.checks import check_lse_base as check_lse_base
+from ._runtime.checks import check_lse_layout as check_lse_layout
 from ._runtime.checks import check_shape_dtype_device as check_shape_dtype_device
 from ._runtime.checks import get_native_fp4_dtype as get_native_fp4_dtype
 from ._runtime.checks import is_float8 as is_float8
@@ -56,6 +61,7 @@ from ._runtime.integer_math import (
     get_trtllm_gen_multi_ctas_kv_counter_bytes as get_trtllm_gen_multi_ctas_kv_counter_bytes,
 )
 from ._runtime.integer_math import last_positive_power_of_2 as last_positive_power_of_2
+from ._runtime.integer_math import next_positive_power_of_2 as _ceil_pow2  # noqa: F401  (a published name)
 from ._runtime.integer_math import next_positive_power_of_2 as next_positive_power_of_2
 from ._runtime.integer_math import round_up as round_up
 from ._runtime.log import LogLevel as LogLevel

@@ -81,7 +81,15 @@ def needs(
     if parameters is not None:
         probed.__signature__ = _signature(parameters)
     probed.is_backend_supported = probed.is_compute_capability_supported = probed.has_backend = _never
+    has_choices = parameters is not None and "backend" in probed.__signature__.parameters
+    probed.has_backend_choices = lambda: has_choices
+    probed.suitable_auto_backends = []
     if trace is None:
+
+        def fi_trace(*args: Any, **kwargs: Any) -> NoReturn:
+            raise UnsupportedError(f"{name}.fi_trace: needs a definition, which {name} does not have here")
+
+        probed.fi_trace = fi_trace
         return unsupported
     from ..api_logging import flashinfer_api
 

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Union
+
 import torch
 
-__all__ = ["_cache_buf", "_get_cache_buf"]
+__all__ = ["_cache_buf", "_get_cache_buf", "_get_range_buf"]
 
 _cache_buf: dict[tuple[str, torch.device], torch.Tensor] = {}
 
@@ -18,3 +21,9 @@ def _get_cache_buf(name: str, bytes: int, device: torch.device, zero_init: bool 
         allocate = torch.zeros if zero_init else torch.empty
         buffer = _cache_buf[key] = allocate(bytes, dtype=torch.uint8, device=device)
     return buffer
+
+
+@functools.cache
+def _get_range_buf(n: int, device: Union[str, torch.device]) -> torch.Tensor:
+    """Return ``0 .. n - 1`` as int32; the same tensor for the same size and device, not to be written."""
+    return torch.arange(n, dtype=torch.int32, device=device)

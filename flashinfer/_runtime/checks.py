@@ -87,3 +87,17 @@ def check_shape_dtype_device(
         raise ArgumentError(f"{name}: dtype must be {expected_dtype}, got {x.dtype}")
     if expected_device is not None and x.device != expected_device:
         raise ArgumentError(f"{name}: device must be {expected_device}, got {x.device}")
+
+
+LSE_BASES = ("log2", "ln")  #: logarithms of the sums of exponentials that published calls name
+LSE_LAYOUTS = ("NH", "HN")  #: tokens by heads, or heads by tokens
+
+
+def check_lse_base(lse_base: str) -> None:
+    if lse_base not in LSE_BASES:
+        raise ArgumentError(f"lse_base must be one of {', '.join(LSE_BASES)}, got {lse_base!r}")
+
+
+def check_lse_layout(lse_layout: str) -> None:
+    if lse_layout not in LSE_LAYOUTS:
+        raise ArgumentError(f"lse_layout must be one of {', '.join(LSE_LAYOUTS)}, got {lse_layout!r}")

@@ -173,6 +173,11 @@ class BatchDecodeWithPagedKVCacheWrapper(PlannedWrapper):
     def use_tensor_cores(self) -> bool:
         return self._use_tensor_cores
 
+    @property
+    def resolved_backend(self) -> str:
+        """The backend that ``plan`` chose for "auto": "fa2" for every decode, whose kernel all backends have."""
+        return self._module_backend() if self._backend in ("auto", "fa2", "fa3") else self._backend
+
     @flashinfer_api(trace=None)
     def plan(
         self,

@@ -153,3 +153,11 @@ def top_k_varlen(
         out_values = logits.new_empty(shape)
     _top_k_varlen(out_indices, out_values, logits, seq_lens, top_k, compress_ratio, next_n)
     return out_indices, out_values
+
+
+def _lb_max_batch_size(n: int) -> int:
+    """Return the smallest ``GvrTopKLBConfig.max_batch_size`` for ``n`` rows (a published name)."""
+    for size in (64, 128, 256, 512, 1024):
+        if n <= size:
+            return size
+    raise ArgumentError(f"_lb_max_batch_size: n must be at most 1024, got {n}")

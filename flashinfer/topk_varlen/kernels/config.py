@@ -19,8 +19,9 @@ class GvrTopKLBConfig:
     """Distribution of rows over clusters."""
 
     max_batch_size: int = 1024
-    cluster_size: int = 8
-    num_threads: int = 1024
+    long_threshold: int = 65536
+    cluster_size: int = 4
+    num_threads: int = 512
 
     def __post_init__(self) -> None:
         if not _is_power_of_two(self.max_batch_size, 64, 1024):
@@ -31,7 +32,5 @@ class GvrTopKLBConfig:
             raise ArgumentError(
                 f"GvrTopKLBConfig: cluster_size must be one of 1, 2, 4, 8 and 16, got {self.cluster_size}"
             )
-        if not 32 <= self.num_threads <= 1024 or self.num_threads % 32:
-            raise ArgumentError(
-                f"GvrTopKLBConfig: num_threads must be whole warps, 1024 threads at most, got {self.num_threads}"
-            )
+        if self.num_threads not in (512, 1024):
+            raise ArgumentError(f"GvrTopKLBConfig: num_threads must be 512 or 1024, got {self.num_threads}")
