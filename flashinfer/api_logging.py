@@ -28,6 +28,11 @@ from typing import Any, Callable, Iterator, Mapping, Optional, TextIO, TypeVar
 import torch
 
 from ._runtime.describe import Statistics, describe, describe_result, tensor_statistics
+from ._runtime.experimental import ExperimentalWarning as ExperimentalWarning
+from ._runtime.experimental import experimental_auto_backends_allowed as experimental_auto_backends_allowed
+from ._runtime.experimental import mark_function
+from ._runtime.experimental import require_experimental_auto_backends as require_experimental_auto_backends
+from ._runtime.experimental import warn_experimental_backend_once as warn_experimental_backend_once
 from ._runtime.knobs import knobs
 from .dump import clear_graph_dumps, flush_graph_dumps, graph, replay_from_dump, replay_sequence
 from .dump.apis import register_api, wraps
@@ -37,11 +42,16 @@ from .version import __git_commit__, __version__
 __all__ = [
     "LogSettings",
     "clear_graph_dumps",
+    "ExperimentalWarning",
+    "experimental_auto_backends_allowed",
     "flashinfer_api",
+    "flashinfer_experimental_api",
     "flush_graph_dumps",
     "make_api_decorator",
     "replay_from_dump",
     "replay_sequence",
+    "require_experimental_auto_backends",
+    "warn_experimental_backend_once",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -386,3 +396,10 @@ def flashinfer_api(func: Optional[Callable[..., Any]] = None, *, trace: Any = No
     8
     """
     return _decorate(func, trace=trace)
+
+
+def flashinfer_experimental_api(func: Any = None, *, trace: Any = None, feature: Optional[str] = None) -> Any:
+    """Decorate a public function that may change: as ``flashinfer_api``, with a warning at the first call."""
+    if func is None:
+        return functools.partial(flashinfer_experimental_api, trace=trace, feature=feature)
+    return flashinfer_api(mark_function(func, feature), trace=trace)

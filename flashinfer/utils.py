@@ -55,6 +55,7 @@ from ._runtime.enums import log2e as log2e
 from ._runtime.errors import BackendSupportedError as BackendSupportedError
 from ._runtime.errors import GPUArchitectureError as GPUArchitectureError
 from ._runtime.errors import LibraryError as LibraryError
+from ._runtime.experimental import experimental_backend as experimental_backend
 from ._runtime.integer_math import calculate_tile_tokens_dim as calculate_tile_tokens_dim
 from ._runtime.integer_math import ceil_div as ceil_div
 from ._runtime.integer_math import (

@@ -6,6 +6,7 @@ Each module imports only modules above it; the last two compile a kernel with :m
 ===============  ======================================================================================
 errors           exceptions and the form of their texts
 knobs            every environment variable, declared once
+experimental     marks of functions and backends that may change
 log              levels of the package's loggers, lines on stderr
 integer_math     rounding of tile counts and paddings
 enums            mask, position encoding and layout, as the kernels number them

@@ -343,6 +343,9 @@ class Knobs:
     b12x_force_moe_w4a16 = Knob(
         "FLASHINFER_B12X_FORCE_MOE_W4A16", _is_set, False, "MoE on SM12x: any value forces bf16 activations", "ops"
     )
+    allow_experimental_auto_backends = Knob(
+        "FLASHINFER_ALLOW_EXPERIMENTAL_AUTO_BACKENDS", _flag, False, '1: "auto" may choose experimental backends', "ops"
+    )
     topk_algo = Knob(
         "FLASHINFER_TOPK_ALGO",
         _one_of("filtered", "multi_cta", "clusters", "default"),

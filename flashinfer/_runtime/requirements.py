@@ -33,6 +33,7 @@ import torch
 from .arch import CPU
 from .codegen_wrapper import traced_as_constant, wrap_with
 from .errors import ArgumentError, BackendSupportedError
+from .experimental import experimental_auto_backends_allowed, warn_experimental_backend_once
 from .explain_error import explain_kinds
 from .probes import probes
 
@@ -146,6 +147,7 @@ class _Requirement:
         self.runs_on_cpu = any(_accepts(ccs, CPU) for ccs in all_ccs)
         self.is_restricted = any(ccs is not None for ccs in all_ccs)
         self.suitable = SuitableBackends()
+        self.experimental = frozenset(n for n, check in backend_checks.items() if getattr(check, "is_experimental", 0))
 
     def is_backend_supported(self, backend: str, cc: Optional[int] = None) -> bool:
         """Return True if the function has ``backend`` and ``backend`` runs on capability ``cc`` (None: any)."""
@@ -217,6 +219,8 @@ class _Requirement:
         if not _accepts(self.ccs[backend], cc):
             self.refuse(backend, cc)
         self.check_common(args, kwargs)
+        if backend in self.experimental:
+            warn_experimental_backend_once(self.name, backend)
         if not self.backend_checks[backend](*args, **kwargs):
             raise ArgumentError(f"Problem size is not supported for {self.name} with backend '{backend}'")
 
@@ -230,13 +234,18 @@ class _Requirement:
         cc = self.capability(args, kwargs)
         if not skip_check:
             self.check_common(args, kwargs)
+        left_out = () if not self.experimental or experimental_auto_backends_allowed() else self.experimental
         names: Sequence[str] = [
-            name for name, ccs in self.ccs.items() if _accepts(ccs, cc) and self.suits(name, args, kwargs)
+            name
+            for name, ccs in self.ccs.items()
+            if name not in left_out and _accepts(ccs, cc) and self.suits(name, args, kwargs)
         ]
         if names and self.heuristic_func is not None:
             names = self.heuristic_func(names, *args, **kwargs)
         if not names:
             raise BackendSupportedError(f"No suitable auto backends found for {self.name}")
+        if names[0] in self.experimental:
+            warn_experimental_backend_once(self.name, names[0], automatic=True)
         before = self.suitable.begin(names)
         try:
             return self.func(*args, **kwargs)
@@ -315,6 +324,7 @@ def backend_requirement(
         wrapper.has_backend = requirement.has_backend
         wrapper.has_backend_choices = requirement.has_backend_choices
         wrapper.suitable_auto_backends = requirement.suitable
+        wrapper.experimental_backends = requirement.experimental
         return wrapper
 
     return decorate

@@ -11,6 +11,7 @@ import datetime
 import json
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
@@ -30,6 +31,12 @@ _TACTICS = "invalid_tactics"
 _VERSION = "1.0"
 _ANY = "*"
 _log = logging.getLogger("flashinfer")
+
+
+def _here() -> dict[str, str]:
+    """Describe this environment, by the function of the published module, which programs replace there."""
+    published = sys.modules.get("flashinfer.tactics_blocklist")
+    return getattr(published, "_collect_metadata", _collect_metadata)()
 
 
 class TacticsBlocklist:
@@ -76,7 +83,7 @@ class TacticsBlocklist:
                 raise ArgumentError(f"TacticsBlocklist: {path} must have a list of tactics for {key!r}, got {listed!r}")
         said = content.get(_METADATA_KEY)
         said = said if isinstance(said, dict) else {}
-        here = _collect_metadata()
+        here = _here()
         differences = ", ".join(
             f"{name} {said.get(name)}, here {value}"
             for name, value in here.items()
@@ -118,7 +125,7 @@ class TacticsBlocklist:
             What the list is good for. Default: the versions and the GPU of this process.
         """
         said = {
-            **(_collect_metadata() if metadata is None else metadata),
+            **(_here() if metadata is None else metadata),
             "generated_at": datetime.datetime.now(datetime.timezone.utc).isoformat(),
             "generator_version": _VERSION,
         }

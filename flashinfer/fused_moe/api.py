@@ -24,10 +24,20 @@ from .backends import TrtllmFp4Config as TrtllmFp4Config
 from .backends import TrtllmFp8BlockConfig as TrtllmFp8BlockConfig
 from .backends import TrtllmFp8PerTensorConfig as TrtllmFp8PerTensorConfig
 from .backends import TrtllmMxInt4Config as TrtllmMxInt4Config
+from .formats import GELU as GELU
 from .formats import ActivationConfig as ActivationConfig
+from .formats import GeGLU as GeGLU
+from .formats import GeGLUTanh as GeGLUTanh
+from .formats import Identity as Identity
 from .formats import QuantConfig as QuantConfig
 from .formats import QuantFormat as QuantFormat
 from .formats import QuantVariant as QuantVariant
+from .formats import ReLU as ReLU
+from .formats import ReLU2 as ReLU2
+from .formats import SiLU as SiLU
+from .formats import SiTU as SiTU
+from .formats import SwiGLU as SwiGLU
+from .formats import SwiGLUStep as SwiGLUStep
 
 __all__ = [
     "ActivationConfig",

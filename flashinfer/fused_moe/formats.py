@@ -142,8 +142,20 @@ class QuantConfig:
         return f"QuantConfig({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
+class _OfType(type):
+    """Lets a call of the base class with a type make the class of that type."""
+
+    def __call__(cls, *given: Any, **by_name: Any) -> Any:
+        if cls.__name__ != "ActivationConfig":
+            return super().__call__(*given, **by_name)
+        kind = given[0] if given else by_name.get("type")
+        if kind not in _OF_TYPE:
+            raise TypeError(f"ActivationConfig: construct a typed activation, or give an ActivationType, got {kind!r}")
+        return _OF_TYPE[kind]()
+
+
 @dataclass(frozen=True)
-class ActivationConfig:
+class ActivationConfig(metaclass=_OfType):
     """Activation between the two products of an expert: one of the classes below.
 
     ``ActivationConfig(ActivationType.Relu2)``, the form of releases up to 0.6.18, gives the class of that type.
@@ -154,17 +166,6 @@ class ActivationConfig:
     geglu: ClassVar[ActivationConfig]
     relu2: ClassVar[ActivationConfig]
     identity: ClassVar[ActivationConfig]
-
-    def __new__(cls, *given: Any, **by_name: Any) -> ActivationConfig:
-        if cls is not ActivationConfig:
-            return object.__new__(cls)
-        kind = given[0] if given else by_name.get("type")
-        if kind not in _OF_TYPE:
-            raise TypeError(f"ActivationConfig: construct a typed activation, or give an ActivationType, got {kind!r}")
-        return _OF_TYPE[kind]()
-
-    def __init__(self, *given: Any, **by_name: Any) -> None:
-        """Keep what ``__new__`` has made: Python calls this for its result, too."""
 
     @property
     def is_gated(self) -> bool:
@@ -223,7 +224,7 @@ class SwiGLUStep(ActivationConfig):
 
 
 def _plain(name: str, kind: ActivationType, doc: str) -> Any:
-    made = type(name, (ActivationConfig,), {"type": kind, "__doc__": doc, "__module__": __name__})
+    made = _OfType(name, (ActivationConfig,), {"type": kind, "__doc__": doc, "__module__": __name__})
     return dataclass(frozen=True)(made)
 
 

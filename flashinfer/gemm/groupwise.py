@@ -245,8 +245,11 @@ def _check_group_gemm(
     out: Optional[torch.Tensor] = None,
     out_dtype: Optional[torch.dtype] = None,
     backend: str = "trtllm",
+    segment_alignment: int = 1,
 ) -> bool:
     op = "group_gemm_fp8_nt_groupwise"
+    if segment_alignment < 1:
+        raise ArgumentError(f"{op}: segment_alignment must be at least 1, got {segment_alignment}")
     check_float8(op, a=a, b=b)
     check_major(op, scale_major_mode)
     if mma_sm not in (1, 2):
@@ -287,6 +290,7 @@ def group_gemm_fp8_nt_groupwise(
     out: Optional[torch.Tensor] = None,
     out_dtype: Optional[torch.dtype] = None,
     backend: str = "trtllm",
+    segment_alignment: int = 1,
 ) -> torch.Tensor:
     r"""Product of each group of rows with the fp8 matrix of its group: rows ``m_indptr[g] .. m_indptr[g + 1]`` of ``a``
     times ``b[g].T``, with one scale per block.
@@ -316,6 +320,8 @@ def group_gemm_fp8_nt_groupwise(
         dtype of the result without ``out``; default bfloat16.
     backend : str
         "trtllm" or "cutlass", without effect on the result.
+    segment_alignment : int
+        What the boundaries of groups are multiples of, at least 1: a hint without effect on the result.
 
     Returns
     -------

@@ -14,6 +14,8 @@ from typing import Any, Callable, ClassVar, Iterator, Mapping, Optional, Sequenc
 
 from .._runtime.errors import ArgumentError
 from .check import default_check
+from .check import default_tolerances as default_tolerances
+from .check import standard_check as standard_check
 from .function_text import function_source
 
 __all__ = ["Axis", "Const", "Scalar", "Tensor", "TraceDispatch", "TraceTemplate", "Value", "Var", "by_rank"]

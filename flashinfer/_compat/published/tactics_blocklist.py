@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The path under which published code imports the list of tactics that the tuner must not try.
 
-It names the module itself: programs replace ``_collect_metadata`` there.
+Programs replace ``_collect_metadata`` here: lists read it from this module.
 """
 
-import sys
-
-from flashinfer.autotuner import blocklist
+from flashinfer.autotuner.blocklist import _METADATA_KEY as _METADATA_KEY
 from flashinfer.autotuner.blocklist import TacticsBlocklist as TacticsBlocklist
-
-sys.modules[__name__] = blocklist
+from flashinfer.autotuner.blocklist import _collect_metadata as _collect_metadata
+from flashinfer.autotuner.blocklist import _tactic_to_json as _tactic_to_json
+from flashinfer.autotuner.blocklist import _tactic_to_json_hashable as _tactic_to_json_hashable
