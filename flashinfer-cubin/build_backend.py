@@ -22,13 +22,18 @@ ROOT = HERE.parent
 PACKAGE = "flashinfer_cubin"
 
 
-def version_to_build(config_settings: Any) -> str:
-    """Return the version of flashinfer-python that the same settings and environment build."""
+def _main_backend() -> Any:
+    """Return the build backend of flashinfer-python."""
     spec = importlib.util.spec_from_file_location("main_build_backend", ROOT / "build_backend.py")
     assert spec and spec.loader
     main = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(main)
-    return main.version_to_build(ROOT, config_settings)
+    return main
+
+
+def version_to_build(config_settings: Any) -> str:
+    """Return the version of flashinfer-python that the same settings and environment build."""
+    return str(_main_backend().version_to_build(ROOT, config_settings))
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: Optional[str] = None) -> str:
@@ -44,7 +49,8 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
         for file in ("pyproject.toml", "README.md"):
             shutil.copy2(HERE / file, stage / file)
         (stage / "version.txt").write_text(f"{version}\n")
-        (stage / PACKAGE / "_version.py").write_text(f'__version__ = "{version}"\n')
+        commit = _main_backend()._git_commit(ROOT)
+        (stage / PACKAGE / "_version.py").write_text(f'__version__ = "{version}"\n__git_version__ = "{commit}"\n')
         cubins.main([*options, "--out-dir", str(stage / PACKAGE / "cubins")])
         os.chdir(stage)
         try:

@@ -223,14 +223,21 @@ def companion_version(package: str) -> Optional[str]:
 
 def accepts_companion(version: str) -> bool:
     """Return True if a companion is of our release (ignoring what follows ``+``), or if the version check is off."""
-    same = version.split("+")[0] == __version__.split("+")[0]
-    return same or knobs.disable_version_check or __version__ == "0.0.0+unknown"
+    return version.split("+")[0] == __version__.split("+")[0] or not _checks_versions()
+
+
+def _checks_versions() -> bool:
+    return not knobs.disable_version_check and __version__ != "0.0.0+unknown"
 
 
 def _has_companion(package: str) -> bool:
-    """Return True if a companion package is installed and usable; warn about one of another release."""
+    """Return True if a companion package is installed and usable; warn about one of another release.
+
+    Kernel binaries have no local version (``+cu130``), so theirs must be equal to ours.
+    """
     version = companion_version(package)
-    if version is not None and not accepts_companion(version):
+    is_whole = package != "flashinfer_cubin" or version == __version__ or not _checks_versions()
+    if version is not None and not (accepts_companion(version) and is_whole):
         _warn_companion(package, version)
         return False
     return version is not None
@@ -239,9 +246,15 @@ def _has_companion(package: str) -> bool:
 @functools.cache
 def _warn_companion(package: str, version: str) -> None:
     logger.warning(
-        "%s %s is ignored: flashinfer is %s. Install the matching release, or set FLASHINFER_DISABLE_VERSION_CHECK=1",
+        "%s %s is ignored: flashinfer is %s. Install the matching release (flashinfer download-kernels), or set "
+        "FLASHINFER_DISABLE_VERSION_CHECK=1",
         *(package, version, __version__),
     )
+
+
+@functools.cache
+def _warn_beaten(folder: str) -> None:
+    logger.warning("flashinfer_cubin is installed and not used: FLASHINFER_CUBIN_DIR is %s", folder)
 
 
 def has_flashinfer_jit_cache() -> bool:
@@ -264,6 +277,8 @@ def _aot_dir() -> Path:
 
 def _cubin_dir() -> Path:
     if knobs.cubin_dir:
+        if has_flashinfer_cubin():
+            _warn_beaten(str(knobs.cubin_dir))
         return knobs.cubin_dir
     if _has_companion("flashinfer_cubin"):
         return Path(importlib.import_module("flashinfer_cubin").get_cubin_dir())

@@ -27,6 +27,7 @@ from flashinfer import artifacts
 names = flashinfer_cubin.list_cubins()
 assert names and all(name.endswith(".sm_90a.cubin") for name in names), names
 assert "-cubin" in open(flashinfer_cubin.get_cubin_path(names[0])).read()
+assert flashinfer_cubin.__git_version__ and str(flashinfer_cubin.CUBIN_DIR) == flashinfer_cubin.get_cubin_dir()
 assert str(artifacts.FLASHINFER_CUBIN_DIR) == flashinfer_cubin.get_cubin_dir()
 assert artifacts.get_artifacts_status() == tuple((name, True) for name in names)
 artifacts.download_artifacts()

@@ -3,14 +3,17 @@
 
 from pathlib import Path
 
+from ._version import __git_version__ as __git_version__
 from ._version import __version__ as __version__
 
-__all__ = ["get_cubin_dir", "get_cubin_path", "list_cubins"]
+__all__ = ["CUBIN_DIR", "get_cubin_dir", "get_cubin_path", "list_cubins"]
+
+CUBIN_DIR = Path(__file__).resolve().parent / "cubins"
 
 
 def get_cubin_dir() -> str:
     """Return the folder of the cubins."""
-    return str(Path(__file__).resolve().parent / "cubins")
+    return str(CUBIN_DIR)
 
 
 def list_cubins() -> list[str]:
