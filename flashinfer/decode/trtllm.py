@@ -246,6 +246,11 @@ def trtllm_batch_decode_with_kv_cache(
     multi_ctas_kv_counter_buffer: Optional[torch.Tensor] = None,
     enable_block_sparse_attention: bool = False,
     bf16q_fp8kv_transform_mode: Optional[str] = None,
+    cp_world: int = 1,
+    cp_rank: int = 0,
+    causal_seqlens_kv_global: Optional[torch.Tensor] = None,
+    request_order: Optional[torch.Tensor] = None,
+    request_order_plan: Any = None,
 ) -> torch.Tensor:
     r""":func:`xqa_batch_decode_with_kv_cache` with more arguments and HND caches by default.
 
@@ -263,7 +268,8 @@ def trtllm_batch_decode_with_kv_cache(
     skip_softmax_threshold_scale_factor, multi_ctas_kv_counter_buffer
         Ignored: hints for kernels of SM100.
     o_sf_scale, o_sf_vec_size, max_q_len, cum_seq_lens_q, uses_shared_paged_kv_idx, bmm1_scale_log2, \
-    enable_block_sparse_attention, bf16q_fp8kv_transform_mode, lse, return_lse
+    enable_block_sparse_attention, bf16q_fp8kv_transform_mode, lse, return_lse, cp_world, cp_rank, \
+    causal_seqlens_kv_global, request_order, request_order_plan
         Need SM100; refused here unless they have their defaults.
 
     Returns
@@ -273,7 +279,12 @@ def trtllm_batch_decode_with_kv_cache(
     """
     op = "trtllm_batch_decode_with_kv_cache"
     _check_backend(op, backend)
+    if (cp_world != 1 or cp_rank != 0) and causal_seqlens_kv_global is None:
+        raise ArgumentError(f"{op}: cp_world and cp_rank need causal_seqlens_kv_global, got {cp_world} and {cp_rank}")
+    if request_order is not None or request_order_plan is not None:
+        raise ArgumentError(f"{op}: request_order requires the explicit backend='cake', got backend {backend!r}")
     for name, value, default in (
+        ("causal_seqlens_kv_global", causal_seqlens_kv_global, None),
         ("o_sf_scale", o_sf_scale, None),
         ("o_sf_vec_size", o_sf_vec_size, None),
         ("max_q_len", max_q_len, None),

@@ -255,6 +255,8 @@ BAD_TRTLLM = [
     ({"max_q_len": 3}, ValueError, "max_q_len must be None"),
     ({"uses_shared_paged_kv_idx": False}, ValueError, "uses_shared_paged_kv_idx must be True"),
     ({"enable_block_sparse_attention": True}, ValueError, "enable_block_sparse_attention must be False"),
+    ({"cp_world": 2}, ValueError, "cp_world and cp_rank need causal_seqlens_kv_global"),
+    ({"request_order": 1}, ValueError, "request_order requires the explicit backend='cake'"),
     ({"bf16q_fp8kv_transform_mode": "x"}, ValueError, "bf16q_fp8kv_transform_mode must be None"),
     ({"return_lse": True}, NotImplementedError, "return_lse must be False and lse None"),
     ({"out_dtype": "nvfp4"}, ValueError, "NVFP4 outputs need SM100"),
