@@ -145,16 +145,23 @@ def _copies(tensors: Sequence[Any]) -> list[Any]:
     return made
 
 
-def _tuned(tensors: list[Any], runner: CheckpointingSSURunner) -> Any:
-    """Return the tactic that the tuner knows; measure on copies while it tunes."""
+def _tuned(tensors: list[Any], tokens: int, dt_softplus: bool, pad_slot_id: int, philox_rounds: int) -> Any:
+    """Return the tactic that the tuner knows, -1 if it knows none; while it tunes, measure on copies."""
     tuner = AutoTuner.get()
-    x, state = tensors[7], tensors[1]
-    sizes = [x, tensors[10]]  # the sizes of a call are those of its tokens
-    facts = (_OP, x.shape, tensors[10].shape, state.dtype, x.dtype, runner.module_base_args, state.get_device())
+    state, x_cache, x, B = tensors[1], tensors[2], tensors[7], tensors[10]
+    facts = (_OP, x.shape, B.shape, x_cache.shape[2], tokens, state.dtype, x.dtype, state.get_device())
+    choice = tuner.kept.get(facts)
+    if choice is not None and not tuner.is_tuning_mode:
+        if not choice.is_known:
+            tuner.stats.cache_misses += 1
+        return choice.tactic
+    key = (state.dtype, x.dtype, x_cache.shape[1], *state.shape[2:], tokens, x_cache.shape[2] - tokens)
+    runner = CheckpointingSSURunner(key, dt_softplus=dt_softplus, pad_slot_id=pad_slot_id)
+    runner.philox_rounds_cache, runner.tokens_cache = philox_rounds, tokens
     if tuner.is_tuning_mode:
         runner.trial_cache = _copies(tensors)
-    try:
-        return tuner.choose_and_keep(facts, _OP, lambda: [runner], runner.get_tuning_config(), sizes)[1]
+    try:  # the sizes of a call are those of its tokens
+        return tuner.choose_and_keep(facts, _OP, lambda: [runner], runner.get_tuning_config(), [x, B])[1]
     finally:
         runner.trial_cache = None
 
@@ -211,11 +218,7 @@ def _checkpointing_ssu(
     if tactic is None:
         has_knob = d_split != 0 or precompute_heads_per_cta != 0
         if cb_scaled is not None and cu_seqlens is None and not has_knob and state.is_cuda:
-            window = x_cache.shape[2] - tokens
-            key = (state.dtype, x.dtype, x_cache.shape[1], state.shape[2], state.shape[3], tokens, window)
-            runner = CheckpointingSSURunner(key, dt_softplus=dt_softplus, pad_slot_id=pad_slot_id)
-            runner.philox_rounds_cache, runner.tokens_cache = philox_rounds, tokens
-            tactic = _tuned(tensors, runner)
+            tactic = _tuned(tensors, tokens, dt_softplus, pad_slot_id, philox_rounds)
         if tactic is None or tactic == -1:
             tactic = _rule(state, state_batch_indices, x, cu_seqlens, cb_scaled)
     if tactic == _ONE_KERNEL:
@@ -509,8 +512,7 @@ def _replayssm_materialize(
     )
 
 
-@flashinfer_api
-def replayssm_materialize(
+def replayssm_materialize(  # not traced: a definition describes tensors, and this function gets addresses
     state_ptrs: torch.Tensor,
     state_slot_strides: torch.Tensor,
     x_cache_ptrs: torch.Tensor,

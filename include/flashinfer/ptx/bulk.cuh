@@ -12,16 +12,7 @@ namespace ptx {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-/// Load with an L2 policy (PolicyEvictFirst and others of tma.cuh).
-__device__ __forceinline__ void LoadBulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier,
-                                         uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-          "r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-      : "memory");
-}
-
+/// Store bytes from shared memory.
 __device__ __forceinline__ void StoreBulk(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                : "memory");

@@ -5,9 +5,6 @@
 namespace flashinfer {
 namespace ptx {
 
-inline void LoadBulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint64_t) {
-  emulation::LoadBulkLater(to, from, bytes, barrier);
-}
 inline void StoreBulk(void* to, uint32_t from, uint32_t bytes) { emulation::StoreBulkLater(to, from, bytes); }
 
 }  // namespace ptx

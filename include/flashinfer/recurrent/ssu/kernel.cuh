@@ -12,6 +12,7 @@
 #include "../../ptx/math.cuh"
 #include "../rules.h"
 #include "../ssu.h"
+#include "few.cuh"
 #include "state_row.cuh"
 #include "stream_sm90.cuh"
 
@@ -213,6 +214,9 @@ Status LaunchSsu(const SsuParams<State, Input>& p, Stream stream) {
   const bool several =
       p.tokens > 1 || p.cu_seqlens.data != nullptr || p.accepted.data != nullptr || p.kept.data != nullptr;
   const auto launch = [&](auto kernel) { return Launch(kernel, grid, dim3(32 * S::WARPS), false, stream, p, aligned); };
+  if constexpr (!StateFormat<State>::IS_SCALED) {
+    if (!several && p.is_tied && ssu_few::Serves<State, Input, WIDTH>(p)) return ssu_few::Launch<WIDTH>(p, stream);
+  }
   if (!several && p.is_tied && ssu_stream::CanStream<State, Input, WIDTH>(p))
     return ssu_stream::Launch<WIDTH>(p, stream);
   if (!p.is_tied) return launch(SsuKernel<State, Input, WIDTH, true, false>);

@@ -11,6 +11,7 @@
 #include "../../vec_dtypes.cuh"
 #include "../arrays.h"
 #include "../round.h"
+#include "../weights.cuh"
 
 namespace flashinfer {
 namespace recurrent {
@@ -213,17 +214,6 @@ template <int LANES, int N>
 __device__ __forceinline__ bool WritesReduced(int sublane) {
   static_assert(LANES >= N, "a lane would hold several sums");
   return sublane % (LANES / N) == 0;
-}
-
-__device__ __forceinline__ float WeightAt(const WeightArray& w, int64_t at) {
-  switch (w.type) {
-    case WeightType::kFloat:
-      return static_cast<const float*>(w.data)[at];
-    case WeightType::kBfloat16:
-      return __bfloat162float(static_cast<const __nv_bfloat16*>(w.data)[at]);
-    default:
-      return __half2float(static_cast<const __half*>(w.data)[at]);
-  }
 }
 
 /// Load up to N numbers as floats, by vectors if `is_aligned` and all exist; others are 0.

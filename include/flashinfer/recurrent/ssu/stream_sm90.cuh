@@ -6,7 +6,8 @@
 //                     bulk store; the stage is free when the next item's store has been issued and this one's has been read
 //
 // An item is a tile of 8 or 16 KiB: rows of one head of one sequence, which lie together. Bytes in flight do not depend on
-// registers: up to twelve stages in each SM, where kernel.cuh has what the registers of its blocks hold.
+// registers. Four stages are enough, and more are slower; so are loads that L2 evicts first (H200, 64 and 256 sequences of 128
+// heads in bf16: 78.9 and 292 us; twelve stages 80.1 and 293; twelve, evicted first, 82.4 and 303).
 //   test  pytest tests/recurrent -k ssu      bench  python benchmarks/bench_recurrent_mamba.py -k selective
 #pragma once
 #include "../../device/occupancy.cuh"
@@ -25,7 +26,7 @@ namespace ssu_stream {
 
 constexpr int CONSUMERS = 8, THREADS = 32 * (CONSUMERS + 1);
 constexpr int TILE_BYTES = 16 * 1024, MOST_ROWS = 64;
-constexpr int SHARED_BYTES = 220 * 1024, MOST_STAGES = 12;
+constexpr int SHARED_BYTES = 220 * 1024, MOST_STAGES = 4;
 
 /// What the consumers need to know of an item.
 struct Item {
@@ -66,7 +67,6 @@ __device__ __forceinline__ void Produce(const SsuParams<State, Input>& p, typena
   const hopper::Ring<S::STAGES> ring{ptx::SharedAddress(shared.barriers)};
   hopper::RingPosition<S::STAGES> at;
   const int lane = threadIdx.x % 32;
-  const uint64_t once = ptx::PolicyEvictFirst();
   for (int64_t first = blockIdx.x; first < items; first += int64_t(gridDim.x) * 32) {
     const int64_t mine = first + int64_t(gridDim.x) * lane;
     Item item{};
@@ -100,7 +100,7 @@ __device__ __forceinline__ void Produce(const SsuParams<State, Input>& p, typena
         ptx::MbarrierArriveExpect(full, bytes);
         if (item.has_state) {
           const State* from = p.state.data + source * p.state.slot + item.head * p.state.head + item.row * p.state.row;
-          ptx::LoadBulk(ptx::SharedAddress(stage.state), from, S::STATE_BYTES, full, once);
+          ptx::LoadBulk(ptx::SharedAddress(stage.state), from, S::STATE_BYTES, full);
           if constexpr (StateFormat<State>::IS_SCALED) {
             const float* scale =
                 p.state.scale + source * p.state.scale_slot + item.head * p.state.scale_head + item.row;
