@@ -10,7 +10,9 @@ import torch
 from harness import Bench, bf16, case, fp32, grid, main, nbytes, rand
 
 import flashinfer.mamba as mamba
+from flashinfer.testing import Tolerance
 from flashinfer.trace.templates import recurrent_mamba as templates
+from flashinfer.trace.templates import recurrent_mamba_chunk as chunk_templates
 from flashinfer.trace.templates import recurrent_mamba_replay as replay_templates
 
 # Heads of Nemotron-H; one request and batches of a server.
@@ -85,6 +87,29 @@ def checkpointing_ssu(batch_size: int, tokens: int, live: int) -> Bench:
         reference=reference,
         bytes=writes * nbytes(state) + rows + nbytes(x, x, b, c),
         flops=6 * batch_size * (live + tokens) * HEADS * DIM * DSTATE,
+    )
+
+
+@case(
+    "ssd_combined_fwd",
+    cpu=[{"batch_size": 1, "seq_len": 64}],
+    cuda=[{"batch_size": 1, "seq_len": 8192}, {"batch_size": 4, "seq_len": 2048}, {"batch_size": 1, "seq_len": 256}],
+)
+def ssd_combined_fwd(batch_size: int, seq_len: int) -> Bench:
+    lead = (batch_size, seq_len)
+    x, dt = rand(*lead, HEADS, DIM, bf16), rand(*lead, HEADS, bf16)
+    b, c = (rand(*lead, GROUPS, DSTATE, bf16) for _ in range(2))
+    a, d, bias = -torch.exp(rand(HEADS)), rand(HEADS, bf16), rand(HEADS, bf16)
+    states = rand(batch_size, HEADS, DIM, DSTATE)
+    options = {"D": d, "dt_bias": bias, "dt_softplus": True}
+    reference = chunk_templates.ssd_combined_fwd_trace.reference
+    return Bench(
+        run=lambda x, dt, b, c, states: mamba.ssd_combined_fwd(x, dt, a, b, c, initial_states=states, **options)[0],
+        args=(x, dt, b, c, states),
+        reference=lambda x, dt, b, c, states: reference(x, dt, a, b, c, initial_states=states, **options)[0],
+        bytes=nbytes(x, x, dt, b, c) + 2 * nbytes(states),
+        flops=4 * batch_size * seq_len * HEADS * DIM * DSTATE,
+        tolerance=Tolerance(rtol=2e-2, atol=0.25),  # sums of hundreds of products of 16-bit numbers
     )
 
 

@@ -110,6 +110,7 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from delta_calls()
     yield from comm_calls()
     yield from mamba_calls()
+    yield from ssd_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
 
 
@@ -301,6 +302,14 @@ def mamba_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     rings |= {"ring_start": int32(16), "prev_num_accepted_tokens": int32(16), "out": bf16(16, 4, heads, dim)}
     del tokens["cache_steps"]
     yield flashinfer.mamba.checkpointing_ssu, {"state": bf16(16, heads, dim, dstate), **rings, **tokens, **weights}
+
+
+def ssd_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return a call at an eighth of the heads of Nemotron-H."""
+    heads, dim, groups, dstate = 16, 64, 1, 128
+    tokens = {"x": bf16(2, 256, heads, dim), "dt": bf16(2, 256, heads), "A": fp32(heads)}
+    tokens |= {"B": bf16(2, 256, groups, dstate), "C": bf16(2, 256, groups, dstate)}
+    yield flashinfer.mamba.ssd_combined_fwd, {**tokens, "D": bf16(heads), "dt_bias": bf16(heads), "dt_softplus": True}
 
 
 def lora_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

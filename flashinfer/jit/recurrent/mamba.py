@@ -11,7 +11,7 @@ from ..._runtime.errors import ArgumentError
 from ..codegen import stage
 from ..core import JitSpec
 
-__all__ = ["gen_mamba_modules", "gen_ssu_module", "gen_ssu_replay_module"]
+__all__ = ["gen_mamba_modules", "gen_ssd_module", "gen_ssu_module", "gen_ssu_replay_module"]
 
 _STATES = {
     torch.float32: "float",
@@ -65,9 +65,19 @@ def gen_ssu_replay_module(state_dtype: torch.dtype, input_dtype: torch.dtype, ba
     )
 
 
+def gen_ssd_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of the chunk scan; the dtype of tokens is dispatched inside."""
+    units: dict[str, dict[str, object]] = {"bounds": {"width": 0, "input": ""}}
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        units |= {f"{name}_w{width}": {"width": width, "input": _INPUTS[dtype]} for width in _WIDTHS}
+        units |= {f"{name}_sm90": {"width": 90, "input": _INPUTS[dtype]}}
+    return stage("ssd", backend=backend, kernels=units)
+
+
 def gen_mamba_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     """Yield the modules for tokens in bfloat16, which engines have."""
     for state_dtype in _STATES:
         yield gen_ssu_module(state_dtype, torch.bfloat16, backend)
     for state_dtype in _REPLAY_STATES:
         yield gen_ssu_replay_module(state_dtype, torch.bfloat16, backend)
+    yield gen_ssd_module(backend)

@@ -20,6 +20,7 @@ from .recurrent_kda import (
     recurrent_kda_trace,
 )
 from .recurrent_mamba import selective_state_update_trace
+from .recurrent_mamba_chunk import ssd_combined_fwd_trace
 from .recurrent_mamba_replay import checkpointing_ssu_trace
 
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "packed_kda_decode_trace",
     "recurrent_kda_trace",
     "selective_state_update_trace",
+    "ssd_combined_fwd_trace",
 ]

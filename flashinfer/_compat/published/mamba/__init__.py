@@ -13,3 +13,5 @@ from flashinfer.mamba.checkpointing_ssu import checkpointing_ssu as checkpointin
 from flashinfer.mamba.checkpointing_ssu import replayssm_materialize as replayssm_materialize
 from flashinfer.mamba.selective_state_update import cake_selective_state_update as cake_selective_state_update
 from flashinfer.mamba.selective_state_update import selective_state_update as selective_state_update
+from flashinfer.mamba.ssd_combined import SSDCombined as SSDCombined
+from flashinfer.mamba.ssd_combined import ssd_combined_fwd as ssd_combined_fwd
