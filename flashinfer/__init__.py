@@ -69,6 +69,7 @@ finally:
 _ON_USE = (
     "aot",
     "artifacts",
+    "attn_scores",
     "autotune_cache",
     "autotuner",
     "collect_env",
@@ -85,6 +86,7 @@ _ON_USE = (
     "gemm",
     "green_ctx",
     "grouped_mm",
+    "indexer",
     "integrations",
     "kda",
     "kda_decode",
@@ -140,6 +142,16 @@ _OF_FUSED_MOE = (
     "trtllm_fp8_per_tensor_scale_moe",
 )
 
+#: Names of indexer that callers import from here.
+_OF_INDEXER = (
+    "compute_paged_mqa_logits_schedule",
+    "fp4_paged_mqa_logits",
+    "fp8_paged_mqa_logits",
+    "min_block_table_width",
+    "padded_seq_len",
+    "precompile_paged_mqa_logits",
+)
+
 #: Names of recurrent that callers import from here.
 _OF_RECURRENT = (
     "chunk_gated_delta_rule",
@@ -155,6 +167,8 @@ def __getattr__(name: str) -> _Any:
         return getattr(_importlib.import_module(".autotuner", __name__), name)
     if name in _OF_FUSED_MOE:
         return getattr(_importlib.import_module(".fused_moe", __name__), name)
+    if name in _OF_INDEXER:
+        return getattr(_importlib.import_module(".indexer", __name__), name)
     if name in _OF_RECURRENT:
         return getattr(_importlib.import_module(".recurrent", __name__), name)
     if name in _OF_GEMM or name in _OF_GROUPED_MM:

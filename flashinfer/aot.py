@@ -52,6 +52,7 @@ from .jit.cpp_ext import get_cuda_version as get_cuda_version
 from .jit.cpu_targets import check_target, target_tag
 from .jit.fused_moe import gen_fused_moe_modules as gen_fused_moe_modules
 from .jit.gemm import gen_gemm_modules as gen_gemm_modules
+from .jit.indexer import gen_indexer_modules as gen_indexer_modules
 from .jit.manifest import files_of
 from .jit.mhc import gen_mhc_modules as gen_mhc_modules
 from .jit.norm import gen_norm_modules as gen_norm_modules
@@ -68,7 +69,7 @@ from .jit.topk import gen_topk_modules as gen_topk_modules
 #: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
 FAMILIES = (
     *("scale", "norm", "activation", "concat_ops", "rope", "page", "quantization", "cascade", "sampling", "topk"),
-    *("decode", "prefill", "mla", "gemm", "fused_moe", "recurrent", "mhc", "comm"),
+    *("decode", "prefill", "mla", "gemm", "fused_moe", "recurrent", "mhc", "indexer", "comm"),
     "api_log_stats",
 )
 _ATTENTION = ("decode", "prefill", "mla")

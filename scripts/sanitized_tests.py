@@ -184,6 +184,11 @@ FAMILIES: dict[str, list[Pick]] = {
         Pick("recurrent/test_gdn_prefill.py", "test_heads", 4),
         Pick("recurrent/test_gdn_prefill.py", "test_checkpoints_are_states_of_prefixes test_l2norm", 1),
     ],
+    "indexer": [
+        Pick("indexer/test_mqa_logits.py", "test_scores", 3),
+        Pick("indexer/test_mqa_logits.py", "test_schedule test_layouts"),
+        Pick("indexer/test_schedule.py", "test_devices", 3),
+    ],
     "scale": [Pick("test_scale.py", "test_scale_correctness test_unaligned_views", 3)],
     "api_log_stats": [Pick("test_api_log_stats.py", "test_each_replay_prints_a_line_per_tensor")],
 }  # fmt: skip

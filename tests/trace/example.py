@@ -11,6 +11,7 @@ one call of each family, and a hash of every definition:
     append_paged_kv_cache_kv8_d128_ps16.json
     concat_mla_k_h128_nope128_rope64_d192.json
     cutlass_fused_moe_topk8_e32_h1024_i512.json
+    fp8_paged_mqa_logits_nn1_H64_D128_bs64.json
     hashes.json
     merge_state_h32_d128.json
     mhc_post_h7168.json
@@ -40,6 +41,7 @@ import flashinfer
 import flashinfer.comm
 import flashinfer.fused_moe
 import flashinfer.gemm  # the package imports it on first use
+import flashinfer.indexer
 import flashinfer.mamba
 import flashinfer.mhc
 import flashinfer.recurrent
@@ -109,6 +111,7 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from mhc_calls()
     yield from delta_calls()
     yield from comm_calls()
+    yield from indexer_calls()
     yield from mamba_calls()
     yield from ssd_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
@@ -310,6 +313,14 @@ def ssd_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     tokens = {"x": bf16(2, 256, heads, dim), "dt": bf16(2, 256, heads), "A": fp32(heads)}
     tokens |= {"B": bf16(2, 256, groups, dstate), "C": bf16(2, 256, groups, dstate)}
     yield flashinfer.mamba.ssd_combined_fwd, {**tokens, "D": bf16(heads), "dt_bias": bf16(heads), "dt_softplus": True}
+
+
+def indexer_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return calls at sizes of DeepSeek-V3.2, without draft tokens."""
+    tables = {"block_tables": int32(16, 128), "seq_lens": int32(16), "max_seq_len": 8192}
+    pages = {"q": fp8(16, 1, 64, 128), "kv_fused": uint8(2048, 64, 1, 132), "weights": fp32(16, 64)}
+    yield flashinfer.indexer.fp8_paged_mqa_logits, {**pages, **tables}
+    yield flashinfer.indexer.compute_paged_mqa_logits_schedule, {"seq_lens": int32(16)}
 
 
 def lora_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

@@ -36,6 +36,17 @@ __device__ __forceinline__ float Reciprocal(float x) {
   return y;
 }
 
+/// Return max(x, 0), or NaN for NaN, which fmaxf() turns into 0 (PTX ISA: "max"; one instruction from SM80 on).
+__device__ __forceinline__ float Relu(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float y;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return x < 0.f ? 0.f : x;
+#endif
+}
+
 /// Convert two e4m3 or e5m2 numbers to __half2, exactly (PTX ISA: "cvt", SM89 and later).
 __device__ __forceinline__ uint32_t HalvesOfE4M3(uint16_t x) {
   uint32_t y;

@@ -11,6 +11,7 @@ inline float Exp2(float x) { return Flush(exp2f(Flush(x))); }
 inline float After(float x, float y) { return std::fma(y, 0.f, x); }
 inline float AddHere(float x, float y) { return Flush(x + y); }
 inline float Reciprocal(float x) { return Flush(1.f / Flush(x)); }
+inline float Relu(float x) { return x < 0.f ? 0.f : x; }
 inline uint32_t AndXor(uint32_t x, uint32_t mask, uint32_t y) { return (x & mask) ^ y; }
 inline float Tanh(float x) { return tanhf(x); }
 inline uint32_t HalvesOf(uint16_t x, __nv_fp8_interpretation_t type) {
