@@ -268,9 +268,22 @@ def _config() -> dict[str, dict[str, Any]]:
     }
 
 
+#: Variables of published releases for kernels that this package does not have: known, and without effect.
+_WITHOUT_EFFECT = frozenset(
+    f"FLASHINFER_{name}"
+    for name in (
+        "CUTE_DSL_DISABLE_CACHE",
+        "DECODE_AUTO_CUDNN",
+        "DISABLE_EAGLE_VERIFY_FP8KV_SM90",
+        "RAGGED_AUTO_BACKEND_ORDER",
+        "SPECIALIZED_KERNEL_DISABLE",
+    )
+)
+
+
 def _unread_variables() -> dict[str, str]:
     """Return the ``FLASHINFER_*`` variables that are set but that nothing reads: misspelt, or of a missing feature."""
-    known = {knob.variable for knob in knobs.all()}
+    known = {knob.variable for knob in knobs.all()} | _WITHOUT_EFFECT
     return {name: text for name, text in os.environ.items() if name.startswith("FLASHINFER_") and name not in known}
 
 

@@ -6,7 +6,7 @@ Published code imports other names of expert layers from here too.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
 
 import torch
 
@@ -162,3 +162,13 @@ def get_w2_permute_indices_with_cache(
         rows = _shuffled_rows(dst_w2_weight, epilogue_tile_m, num_elts_per_sf)
         _cache_permute_indices[key] = rows.to(dst_w2_weight.device)
     return _cache_permute_indices[key].to(dst_w2_weight.device)
+
+
+def _moe_topk_ids_init(num_experts: int, *, packed: bool = True) -> Callable[..., torch.Tensor]:
+    """Return what makes random expert ids for a trial (a published name); packed: with the bfloat16 weight 1.0."""
+
+    def make(shape: Sequence[int], dtype: torch.dtype, device: Union[str, torch.device]) -> torch.Tensor:
+        ids = torch.randint(num_experts, tuple(shape), device=device)
+        return ((ids << 16) | 0x3F80 if packed else ids).to(dtype)  # 0x3F80: the bits of 1.0
+
+    return make

@@ -11,6 +11,8 @@ import torch
 
 import flashinfer
 from flashinfer import api_logging, utils
+from flashinfer.fused_moe import runners
+from flashinfer.fused_moe.core import _moe_topk_ids_init
 from flashinfer.topk_varlen.kernels import GvrTopKLBConfig
 from flashinfer.topk_varlen.topk_varlen import _lb_max_batch_size
 from flashinfer.trace import template
@@ -109,3 +111,12 @@ def test_experimental_functions():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert twice(3) == 6
+
+
+def test_random_experts_of_trials():
+    packed = _moe_topk_ids_init(8)((64, 2), torch.int32, "cpu")
+    experts, weights = runners.unpack_topk(packed)
+    assert packed.shape == (64, 2) and set(experts.flatten().tolist()) == set(range(8))
+    assert (weights == 1).all()
+    plain = _moe_topk_ids_init(8, packed=False)((64, 2), torch.int64, "cpu")
+    assert plain.dtype is torch.int64 and plain.max() == 7
