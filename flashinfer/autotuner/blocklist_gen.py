@@ -203,7 +203,9 @@ def generate(
     known = PROBE_FUNCTIONS if probes is None else probes
     unknown = [mode for mode in quant_modes or () if mode not in known]
     if unknown:
-        raise ArgumentError(f"generate: quant_modes must be among {', '.join(known)}, got {unknown}")
+        raise ArgumentError(
+            f"generate: Unknown quant mode: quant_modes must be among {', '.join(known)}, got {unknown}"
+        )
     if output is not None:
         _check_writable(Path(output))
     found: dict[str, list[Any]] = {}

@@ -49,5 +49,5 @@ def test_inputs_that_cannot_be_made():
 
 
 def test_unknown_modes():
-    with pytest.raises(ArgumentError, match=r"quant_modes must be among bf16, fp8, got \['fp5'\]"):
+    with pytest.raises(ArgumentError, match=r"Unknown quant mode: quant_modes must be among bf16, fp8, got \['fp5'\]"):
         generate(quant_modes=["fp5"])
