@@ -113,15 +113,16 @@ void CheckNumbers(const Integers& offsets, const Integers& slots, int64_t reques
 
 }  // namespace
 
-/// Return the bytes of the workspace of a call.
-int64_t gdn_prefill_workspace(int64_t requests, int64_t tokens, int64_t heads) {
-  return BytesOfBlocks(requests, tokens, heads);
+/// Return the bytes of the workspace of a call: blocks of chunks, and states of the parts of requests.
+int64_t gdn_prefill_workspace(int64_t requests, int64_t tokens, int64_t heads, int64_t segment) {
+  return BytesOfBlocks(requests, tokens, heads) + flashinfer::recurrent::BytesOfParts(requests, tokens, heads, segment);
 }
 
 void gdn_prefill(TensorView output, TensorView q, TensorView k, TensorView v, OptionalTensor g, OptionalTensor beta,
                  double scale, OptionalTensor initial_state, OptionalTensor output_state, TensorView cu_seqlens,
                  OptionalTensor state_indices, OptionalTensor state_checkpoints, OptionalTensor checkpoint_cu_starts,
-                 int64_t interval, OptionalTensor q_normalized, OptionalTensor k_normalized, OptionalTensor workspace) {
+                 int64_t interval, OptionalTensor q_normalized, OptionalTensor k_normalized, OptionalTensor workspace,
+                 int64_t segment) {
   Expect(OP, "q", q).on_device().dtype({dl_float16, dl_bfloat16});
   ExpectRows("q", q, q);
   ExpectRows("k", k, q);
@@ -164,8 +165,11 @@ void gdn_prefill(TensorView output, TensorView q, TensorView k, TensorView v, Op
       DeviceGuard guard(q.device());
       p.enable_pdl = UsePdl(true, q.device());
 #ifndef FLASHINFER_CPU
-      Expect(OP, "workspace", workspace.value()).same_device(q, "q").numel(BytesOfBlocks(requests, tokens, heads));
+      const int64_t bytes = gdn_prefill_workspace(requests, tokens, heads, segment);
+      Expect(OP, "workspace", workspace.value()).same_device(q, "q").numel(bytes);
       p.blocks = workspace.value().data_ptr<char>();
+      p.segment = segment;
+      p.parts = reinterpret_cast<float*>(p.blocks + BytesOfBlocks(requests, tokens, heads));
       cudaDeviceGetAttribute(&p.num_sms, cudaDevAttrMultiProcessorCount, q.device().device_id);
 #endif
       using flashinfer::recurrent::NormalizeRows;

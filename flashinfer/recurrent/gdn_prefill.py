@@ -17,25 +17,47 @@ from ..jit.attention.generate import has_hopper_target
 from ..jit.codegen import module_cache
 from ..jit.recurrent.gdn_prefill import gen_gdn_prefill_module
 from ..trace.templates.recurrent_gdn_prefill import chunk_gated_delta_rule_trace
-from .gdn_prefill_checks import OP, check_checkpoints, check_options, check_requests, check_slots
+from .gdn_prefill_checks import CHUNK, OP, check_checkpoints, check_options, check_requests, check_slots
 
 __all__ = ["chunk_gated_delta_rule"]
 
 get_gdn_prefill_module = module_cache(gen_gdn_prefill_module)
 
-_functions: dict[Any, tuple[Callable[..., Any], Callable[..., int]]] = {}
+#: By device and probe: the call, the size of its workspace, and the multiprocessors among which requests may be split.
+_Native = tuple[Callable[..., Any], Callable[..., int], int]
+_functions: dict[Any, _Native] = {}
+_LONG = 2048  #: tokens per request from which "auto" splits
+_SHORTEST = 512  #: tokens of a part that "auto" makes
 
 
-def _native(x: torch.Tensor) -> tuple[Callable[..., Any], Callable[..., int]]:
-    """Return the functions of the module that serves the device of ``x``: the call, and the size of its workspace."""
+def _native(x: torch.Tensor) -> _Native:
+    """Return the functions of the module that serves the device of ``x``."""
     probe = utils.is_sm90a_supported
     key = (x.get_device() if x.is_cuda else -1, probe)  # engines replace the probe
     found = _functions.get(key)
     if found is None:
         is_hopper = x.is_cuda and probe(x.device) and has_hopper_target()
         module = get_gdn_prefill_module("sm90" if is_hopper else "cuda" if x.is_cuda else "cpu")
-        found = _functions[key] = (module.gdn_prefill, module.gdn_prefill_workspace)
+        sms = torch.cuda.get_device_properties(x.device).multi_processor_count if is_hopper else 0
+        found = _functions[key] = (module.gdn_prefill, module.gdn_prefill_workspace, sms)
     return found
+
+
+def _segment(sms: int, requests: int, tokens: int, heads: int, use_cp: Optional[bool], given: int) -> int:
+    """Return the tokens of the parts in which requests are computed side by side; 0: whole requests.
+
+    A warpgroup follows 64 columns of a head, so a call has ``2 * requests * heads`` chains. Parts are computed twice:
+    they pay where the chains take a quarter of the card or less.
+    """
+    if sms == 0 or use_cp is False or tokens == 0:
+        return 0
+    if given:
+        return given
+    chains, length = 2 * requests * heads, tokens // requests
+    if use_cp is None and (4 * chains > sms or length < _LONG):
+        return 0
+    parts = max(sms // chains, 2)
+    return max(-(-length // parts // CHUNK) * CHUNK, _SHORTEST)
 
 
 @register_custom_op("flashinfer::gdn_prefill", mutates_args=("output", "output_state", "state_checkpoints"))
@@ -56,11 +78,15 @@ def _gdn_prefill(
     checkpoint_cu_starts: Optional[torch.Tensor],
     checkpoint_every_n_tokens: int,
     normalize: bool,
+    use_cp: Optional[bool],
+    cp_chunk_len: int,
 ) -> None:
-    run, size_of = _native(q)
-    workspace = None
+    run, size_of, sms = _native(q)
+    workspace, segment = None, 0
     if q.is_cuda:
-        workspace = new_empty(q, torch.uint8, size_of(cu_seqlens.shape[0] - 1, output.shape[0], output.shape[1]))
+        requests, tokens, heads = cu_seqlens.shape[0] - 1, output.shape[0], output.shape[1]
+        segment = _segment(sms, requests, tokens, heads, use_cp, cp_chunk_len)
+        workspace = new_empty(q, torch.uint8, size_of(requests, tokens, heads, segment))
     run(
         output,
         q,
@@ -79,6 +105,7 @@ def _gdn_prefill(
         torch.empty_like(q) if normalize else None,
         torch.empty_like(k) if normalize else None,
         workspace,
+        segment,
     )
 
 
@@ -160,7 +187,8 @@ def chunk_gated_delta_rule(
     checkpoint_every_n_tokens : int
         A multiple of 64; 0 is none.
     use_cp : Union[str, bool]
-        "auto", True or False: whether a long request may be computed in parts side by side.
+        "auto", True or False: whether a long request may be computed in parts side by side, which "auto" does on Hopper
+        where heads are few. States of prefixes are then equal bit by bit only with parts of a fixed size.
     state_indices : Optional[torch.Tensor]
         ``(requests,)``, int32 or int64, different from each other: rows of ``initial_state`` and ``output_state``,
         which are pools then.
@@ -189,6 +217,8 @@ def chunk_gated_delta_rule(
         check_slots(state_indices, requests)
         if output_final_state and output_state is None:
             raise ArgumentError(f"{OP}: output_final_state with state_indices needs an explicit output_state pool")
+    if _cp_chunk_len is not None and (_cp_chunk_len < 0 or _cp_chunk_len % CHUNK):
+        raise ArgumentError(f"{OP}: _cp_chunk_len must be a multiple of {CHUNK}, got {_cp_chunk_len}")
     if dim != 128:
         raise ArgumentError(f"{OP}: q must have head dimension 128, got {dim}")
     packed = None if state_indices is not None else initial_state
@@ -222,6 +252,8 @@ def chunk_gated_delta_rule(
         checkpoint_cu_starts,
         checkpoint_every_n_tokens,
         use_qk_l2norm_in_kernel,
+        False if fault else None if use_cp == "auto" else bool(use_cp),
+        _cp_chunk_len or 0,
     )
     if output is None:
         output = written

@@ -21,7 +21,8 @@ struct Call {
   const int64_t* rows;
   int64_t interval;
   void* blocks;
-  int64_t num_sms;
+  int64_t num_sms, segment;
+  float* parts;
   double scale;
 };
 
@@ -43,6 +44,7 @@ DeltaParams<T> ParamsOf(const Call& c) {
   p.interval = c.interval;
   p.blocks = static_cast<char*>(c.blocks);
   p.num_sms = int(c.num_sms);
+  p.segment = c.segment, p.parts = c.parts;
   return p;
 }
 

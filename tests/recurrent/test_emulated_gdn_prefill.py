@@ -22,6 +22,8 @@ class Call(ctypes.Structure):
         ("interval", ctypes.c_int64),
         ("blocks", ctypes.c_void_p),
         ("num_sms", ctypes.c_int64),
+        ("segment", ctypes.c_int64),
+        ("parts", ctypes.c_void_p),
         ("scale", ctypes.c_double),
     ]
 
@@ -40,7 +42,7 @@ def pointer(x) -> int:
     return 0 if x is None else x.data_ptr()
 
 
-def run(library: Library, name: str, case: Case, num_sms: int, interval: int = 0):
+def run(library: Library, name: str, case: Case, num_sms: int, interval: int = 0, segment: int = 0):
     """Return outputs, final states and checkpoints."""
     out = torch.full((case.tokens, case.heads, 128), torch.nan, dtype=case.dtype)
     final = torch.full((len(case.lens), case.heads, 128, 128), 7.0)
@@ -48,10 +50,11 @@ def run(library: Library, name: str, case: Case, num_sms: int, interval: int = 0
     kept = torch.full((sum(counts), case.heads, 128, 128), torch.nan)
     rows = torch.tensor([0, *counts]).cumsum(0)
     blocks = torch.empty(library.call("bytes_of_blocks", len(case.lens), case.tokens, case.heads), dtype=torch.uint8)
+    parts = torch.full((3 * (case.tokens // 64 + len(case.lens)) * case.heads, 128, 128), torch.nan)
     tensors = [pointer(x) for x in (case.q, case.k, case.v, out, case.g, case.beta)]
     sizes = [case.q.shape[1], case.k.shape[1], case.v.shape[1], case.tokens, len(case.lens)]
     more = [pointer(x) for x in (case.offsets, case.initial, final, kept if interval else None, None, rows)]
-    call = Call(*tensors, *sizes, *more, interval, pointer(blocks), num_sms, case.scale)
+    call = Call(*tensors, *sizes, *more, interval, pointer(blocks), num_sms, segment, pointer(parts), case.scale)
     dtype = "f16" if case.dtype == F16 else "bf16"
     assert library.call(f"{name}_{dtype}", ctypes.byref(call)) == 0
     return out, final, kept
@@ -71,3 +74,19 @@ def test_portable(portable):
     case = Case([130, 0, 1, 63], heads=(1, 1, 2))
     out, final, _ = run(portable, "prefill", case, 132)
     close(case, out, final)
+
+
+def test_split(library):
+    """Parts of requests side by side; a request of one part, one without tokens, and states at ends of parts."""
+    case = Case([200, 0, 64, 70], heads=(1, 1, 1))
+    out, final, kept = run(library, "prefill", case, 1, interval=64, segment=64)
+    close(case, out, final)
+    _, _, expected = run(library, "prefill", case, 1, interval=64)
+    torch.testing.assert_close(kept, expected, atol=5e-3, rtol=1e-3)
+    assert torch.equal(final[1], torch.full_like(final[1], 7.0))
+
+
+def test_half(library):
+    """fp16, whose operands over tokens are sums of two."""
+    case = Case([150], heads=(1, 1, 1), dtype=F16, g=None)
+    close(case, *run(library, "prefill", case, 132)[:2])

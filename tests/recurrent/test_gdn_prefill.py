@@ -93,6 +93,26 @@ def test_checkpoints_are_states_of_prefixes(device):
             row += 1
 
 
+def test_parts_side_by_side(device):
+    """The split form: within the tolerances, the same in each call, and checkpoints have the bits of prefixes."""
+    case = Case([300, 0, 128, 70], (1, 1, 2), BF16, device)
+    split = {"use_cp": True, "_cp_chunk_len": 128}
+    counts = [n // 128 for n in case.lens]
+    starts = torch.tensor([0, *counts], device=device).cumsum(0)
+    kept = torch.full((sum(counts), 2, 128, 128), torch.nan, device=device)
+    places = {"state_checkpoints": kept, "checkpoint_cu_starts": starts, "checkpoint_every_n_tokens": 128}
+    out, state = run(case, **split, **places)
+    close(case, out, state)
+    again, same = run(case, **split)
+    assert torch.equal(out, again) and torch.equal(state[[0, 2, 3]], same[[0, 2, 3]])
+    tensors = {name: getattr(case, name)[:256] for name in ("q", "k", "v", "g", "beta")}
+    offsets = torch.tensor([0, 256], device=device)
+    _, prefix = chunk_gated_delta_rule(
+        **tensors, initial_state=case.initial[:1], cu_seqlens=offsets, output_final_state=True, **split
+    )
+    assert torch.equal(kept[1], prefix[0])
+
+
 def test_a_prompt_in_two_parts(device):
     """The second part of a prompt goes on from the state of the first."""
     case = Case([192], (1, 1, 2), BF16, device)

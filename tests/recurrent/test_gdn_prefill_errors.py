@@ -57,6 +57,7 @@ def test_options_come_first(kind, match, changes):
         ("state_indices must have shape", {"state_indices": torch.zeros(3, dtype=torch.int32)}),
         ("explicit output_state pool", {"state_indices": torch.tensor([0, 1])}),
         ("heads of q, k and v", {"q": torch.zeros(70, 3, 128, dtype=BF16)}),
+        ("_cp_chunk_len must be a multiple of 64", {"_cp_chunk_len": 65}),
         ("q must have head dimension 128", {"q": torch.zeros(70, 1, 64, dtype=BF16)}),
         ("k must be bfloat16", {"k": torch.zeros(70, 1, 128)}),
         (r"v.shape\[0\] must be 70", {"v": torch.zeros(60, 2, 128, dtype=BF16)}),

@@ -51,13 +51,15 @@ struct DeltaParams {
   float scale = 1.f;
   int64_t tokens = 0;
   int requests = 0;
-  Integers offsets;        // [requests + 1]: first token of each request
-  States initial;          // none: zeros
-  States final;            // none: not wanted
-  States checkpoints;      // none: not wanted
-  Integers slots;          // slot of each request in `initial` and `final`
-  Integers rows;           // first row of each request in `checkpoints`
-  int64_t interval = 0;    // tokens between checkpoints, a multiple of CHUNK
+  Integers offsets;      // [requests + 1]: first token of each request
+  States initial;        // none: zeros
+  States final;          // none: not wanted
+  States checkpoints;    // none: not wanted
+  Integers slots;        // slot of each request in `initial` and `final`
+  Integers rows;         // first row of each request in `checkpoints`
+  int64_t interval = 0;  // tokens between checkpoints, a multiple of CHUNK
+  int64_t segment = 0;  // tokens of the parts in which requests are computed side by side, a multiple of CHUNK; 0: none
+  float* parts = nullptr;  // states of these parts (chunk_sm90/split.cuh)
   char* blocks = nullptr;  // what the first kernel prepares for the second (chunk/blocks.h); not on the CPU
   int num_sms = 0;         // multiprocessors of the device
   bool enable_pdl = false;
@@ -72,10 +74,10 @@ struct DeltaParams {
 };
 
 /// Return the slot of the first chunk of request `n`, which begins at token `begin`. Slots of different chunks differ, and
-/// nobody has to add up the chunks of the requests before.
-FLASHINFER_HD constexpr int64_t FirstChunkSlot(int64_t n, int64_t begin) {
+/// nobody has to add up the chunks of the requests before. `size`: tokens of a chunk, or of another piece of a request.
+FLASHINFER_HD constexpr int64_t FirstChunkSlot(int64_t n, int64_t begin, int64_t size = CHUNK) {
   const int64_t whole = n < begin ? n : begin;
-  return whole + (begin - whole) / CHUNK;
+  return whole + (begin - whole) / size;
 }
 
 /// Compute outputs, final states and checkpoints of all requests; there is at least one token. Defined by the kernels of

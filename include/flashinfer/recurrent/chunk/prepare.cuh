@@ -45,22 +45,23 @@ struct Chunk {
   int length = 0;
 };
 
-/// Return the chunk in `slot`: that of the last request whose first slot is not larger. Called by all lanes of a warp.
+/// Return the chunk, or piece of `size` tokens, in `slot`: that of the last request whose first slot is not larger. Called
+/// by all lanes of a warp.
 template <typename T>
-__device__ __forceinline__ Chunk FindChunk(const DeltaParams<T>& p, int64_t slot) {
+__device__ __forceinline__ Chunk FindChunk(const DeltaParams<T>& p, int64_t slot, int64_t size = CHUNK) {
   int count = 0;
   for (int base = 0; base < p.requests; base += 32) {
     const int n = base + int(threadIdx.x) % 32;
-    const bool begins = n < p.requests && FirstChunkSlot(n, p.RequestOf(n).begin) <= slot;
+    const bool begins = n < p.requests && FirstChunkSlot(n, p.RequestOf(n).begin, size) <= slot;
     const uint32_t those = __ballot_sync(~0u, begins);
     count += __popc(those);
     if (those != ~0u) break;
   }
   if (count == 0) return {};
   const Request request = p.RequestOf(count - 1);
-  const int64_t passed = (slot - FirstChunkSlot(count - 1, request.begin)) * CHUNK;
+  const int64_t passed = (slot - FirstChunkSlot(count - 1, request.begin, size)) * size;
   if (passed >= request.length) return {};
-  return {count - 1, request.begin + passed, int(min(request.length - passed, int64_t(CHUNK)))};
+  return {count - 1, request.begin + passed, int(min(request.length - passed, size))};
 }
 
 /// Copy the rows of a chunk of one head to two slabs, by THREADS threads; rows after the end become zeros.
@@ -146,7 +147,10 @@ __device__ __forceinline__ void SumDecays(const DeltaParams<T>& p, float* log2_d
   *reinterpret_cast<float2*>(log2_decay + 2 * lane) = {first, sum};
   *reinterpret_cast<float2*>(betas + 2 * lane) = {beta[0], beta[1]};
   *reinterpret_cast<float2*>(decays + 2 * lane) = {ptx::Exp2(first), ptx::Exp2(sum)};
-  *reinterpret_cast<float2*>(decays + CHUNK + 2 * lane) = {ptx::Exp2(total - first), ptx::Exp2(total - sum)};
+  *reinterpret_cast<float2*>(decays + kToEnd * CHUNK + 2 * lane) = {ptx::Exp2(total - first), ptx::Exp2(total - sum)};
+  *reinterpret_cast<float2*>(decays + kBeta * CHUNK + 2 * lane) = {beta[0], beta[1]};
+  *reinterpret_cast<float2*>(decays + kBetaFromStart * CHUNK + 2 * lane) = {beta[0] * ptx::Exp2(first),
+                                                                            beta[1] * ptx::Exp2(sum)};
 }
 
 /// Weigh both products by the decays between their tokens: A goes to the matrix, P (16 bits) to its staging place. Rows after
@@ -180,14 +184,11 @@ __device__ __forceinline__ void WeighProducts(float* matrix, char* staging, cons
   }
 }
 
-/// Write P as it is staged, and T = inverse diag(beta), rounded, to the block. A thread has the same columns of some rows.
+/// Write P as it is staged, and the inverse T, rounded, to the block. A thread has the same columns of some rows.
 template <typename T>
-__device__ __forceinline__ void WriteBlock(const float* matrix, const char* staging, const float* betas, char* block) {
+__device__ __forceinline__ void WriteBlock(const float* matrix, const char* staging, char* block) {
   constexpr int STEP = PREPARE_THREADS / 8;
   const int first = threadIdx.x / 8, column = (threadIdx.x % 8 ^ first % 8) * 8;
-  float beta[8];
-#pragma unroll
-  for (int c = 0; c < 8; ++c) beta[c] = betas[column + c];
 #pragma unroll
   for (int i = 0; i < CHUNK / STEP; ++i) {
     const int row = first + i * STEP, below = row - column;  // columns from `below` + 1 on are above the diagonal
@@ -198,8 +199,7 @@ __device__ __forceinline__ void WriteBlock(const float* matrix, const char* stag
       const float t[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        words[w] = PackPair<T>(2 * w <= below ? t[2 * w] * beta[2 * w] : 0.f,
-                               2 * w < below ? t[2 * w + 1] * beta[2 * w + 1] : 0.f);
+        words[w] = PackPair<T>(2 * w <= below ? t[2 * w] : 0.f, 2 * w < below ? t[2 * w + 1] : 0.f);
       }
     }
     const int at = threadIdx.x + i * PREPARE_THREADS;
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS, 4) PrepareChunksKernel(const 
     __syncthreads();
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
-      WriteBlock<T>(shared.Matrix(h), shared.queries + h * SLAB_BYTES, shared.beta[h], block + h * BLOCK_BYTES);
+      WriteBlock<T>(shared.Matrix(h), shared.queries + h * SLAB_BYTES, block + h * BLOCK_BYTES);
     }
     __syncthreads();
   }

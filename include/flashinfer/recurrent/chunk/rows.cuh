@@ -33,9 +33,9 @@ __device__ __forceinline__ uint32_t TilesAt(int tile) {
   return hopper::Swizzle128(token * 128 + piece * 16);
 }
 
-/// Load the values of this warp's columns from a slab.
+/// Load beta V^T of this warp's columns from a slab of values and the list of betas.
 template <typename T>
-__device__ __forceinline__ void LoadValues(float (&v)[TOKEN_FLOATS], uint32_t slab) {
+__device__ __forceinline__ void LoadValues(float (&v)[TOKEN_FLOATS], uint32_t slab, uint32_t betas) {
 #pragma unroll
   for (int tile = 0; tile < 8; tile += 2) {
     uint32_t words[4];
@@ -43,8 +43,9 @@ __device__ __forceinline__ void LoadValues(float (&v)[TOKEN_FLOATS], uint32_t sl
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 x = UnpackPair<T>(words[i]);
-      v[4 * tile + 2 * i] = x.x;
-      v[4 * tile + 2 * i + 1] = x.y;
+      const float2 beta = ptx::LoadShared8(betas + (8 * (tile + i / 2) + 2 * (threadIdx.x % 4)) * 4);
+      v[4 * tile + 2 * i] = beta.x * x.x;
+      v[4 * tile + 2 * i + 1] = beta.y * x.y;
     }
   }
 }
@@ -55,30 +56,48 @@ __device__ __forceinline__ void LoadDecays(float2 (&to)[8], uint32_t list) {
   for (int tile = 0; tile < 8; ++tile) to[tile] = ptx::LoadShared8(list + (8 * tile + 2 * (threadIdx.x % 4)) * 4);
 }
 
-/// X = V^T - eG (S K^T), rounded. Tokens from `length` on, which may belong to another request, become zeros.
+/// Operand of a product over the tokens of a chunk. fp16 has tolerances below its 11 bits: there it is the sum of two.
 template <typename T>
-__device__ __forceinline__ void Correct(uint32_t (&x)[TOKEN_WORDS], const float (&sums)[TOKEN_FLOATS],
+struct TokenOperand {
+  static constexpr bool IS_SUM = std::is_same_v<T, __half>;
+  uint32_t high[TOKEN_WORDS], low[IS_SUM ? TOKEN_WORDS : 1];
+
+  __device__ __forceinline__ void Set(int i, float x, float y) {
+    high[i] = PackPair<T>(x, y);
+    if constexpr (IS_SUM) {
+      const float2 rounded = UnpackPair<T>(high[i]);
+      low[i] = PackPair<T>(x - rounded.x, y - rounded.y);
+    }
+  }
+};
+
+/// X = beta V^T - beta eG (S K^T), rounded. `decays`: beta eG. Tokens from `length` on, which may belong to another request,
+/// become zeros.
+template <typename T>
+__device__ __forceinline__ void Correct(TokenOperand<T>& x, const float (&sums)[TOKEN_FLOATS],
                                         const float (&values)[TOKEN_FLOATS], const float2 (&decays)[8], int length) {
 #pragma unroll
   for (int i = 0; i < TOKEN_WORDS; ++i) {
     const float2 decay = decays[i / 2];
-    x[i] = PackPair<T>(values[2 * i] - decay.x * sums[2 * i], values[2 * i + 1] - decay.y * sums[2 * i + 1]);
+    x.Set(i, values[2 * i] - decay.x * sums[2 * i], values[2 * i + 1] - decay.y * sums[2 * i + 1]);
   }
   if (length == CHUNK) return;
 #pragma unroll
   for (int i = 0; i < TOKEN_WORDS; ++i) {
     const int token = 8 * (i / 2) + 2 * (threadIdx.x % 4);
-    x[i] = token + 1 < length ? x[i] : token < length ? x[i] & 0xffffu : 0u;
+    const uint32_t mask = token + 1 < length ? ~0u : token < length ? 0xffffu : 0u;
+    x.high[i] &= mask;
+    if constexpr (TokenOperand<T>::IS_SUM) x.low[i] &= mask;
   }
 }
 
 /// Round U times the decays to the end of the chunk.
 template <typename T>
-__device__ __forceinline__ void RoundDecayed(uint32_t (&decayed)[TOKEN_WORDS], const float (&u)[TOKEN_FLOATS],
+__device__ __forceinline__ void RoundDecayed(TokenOperand<T>& decayed, const float (&u)[TOKEN_FLOATS],
                                              const float2 (&decays)[8]) {
 #pragma unroll
   for (int i = 0; i < TOKEN_WORDS; ++i) {
-    decayed[i] = PackPair<T>(decays[i / 2].x * u[2 * i], decays[i / 2].y * u[2 * i + 1]);
+    decayed.Set(i, decays[i / 2].x * u[2 * i], decays[i / 2].y * u[2 * i + 1]);
   }
 }
 

@@ -102,31 +102,35 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) ScanChunksKernel(const __grid
     __syncthreads();
     const uint32_t stage = base + i % STAGES * SCAN_STAGE_BYTES, block = stage + SCAN_BLOCK_AT;
     const uint32_t keys = stage + SCAN_KEYS_AT, decays_at = block + BLOCK_DECAYS_AT;
-    uint32_t state[STATE_WORDS], x[TOKEN_WORDS], plain[TOKEN_WORDS];
+    uint32_t state[STATE_WORDS], plain[TOKEN_WORDS];
+    TokenOperand<T> x;
     float sums[TOKEN_FLOATS] = {}, o[TOKEN_FLOATS] = {};
     float2 decays[8];
     RoundPairs<T>(state, s);
     MultiplyRows<T, 8>(sums, state, keys);
     MultiplyRows<T, 8>(o, state, stage + SCAN_QUERIES_AT);
     float values[TOKEN_FLOATS];
-    LoadValues<T>(values, stage + SCAN_VALUES_AT + half * SLAB_BYTES);
-    LoadDecays(decays, decays_at);
+    LoadValues<T>(values, stage + SCAN_VALUES_AT + half * SLAB_BYTES, decays_at + kBeta * LIST_BYTES);
+    LoadDecays(decays, decays_at + kBetaFromStart * LIST_BYTES);
     Correct<T>(x, sums, values, decays, length);
+    LoadDecays(decays, decays_at);
     ScaleOutput(o, decays, p.scale);
 #pragma unroll
     for (int j = 0; j < TOKEN_FLOATS; ++j) sums[j] = 0.f;
-    MultiplyRows<T, 4>(sums, x, block);
+    MultiplyRows<T, 4>(sums, x.high, block);
+    if constexpr (TokenOperand<T>::IS_SUM) MultiplyRows<T, 4>(sums, x.low, block);
     const float decay = ptx::LoadShared8(decays_at + (CHUNK - 2) * 4).y;
 #pragma unroll
     for (int j = 0; j < DIM / 2; ++j) s[j] *= decay;
-    LoadDecays(decays, decays_at + CHUNK * 4);
+    LoadDecays(decays, decays_at + kToEnd * LIST_BYTES);
     RoundDecayed<T>(x, sums, decays);
     RoundPairs<T>(plain, sums);
-    UpdateRows<T>(s, x, keys);
+    UpdateRows<T>(s, x.high, keys);
+    if constexpr (TokenOperand<T>::IS_SUM) UpdateRows<T>(s, x.low, keys);
     MultiplyRows<T, 4>(o, plain, block + BLOCK_P_AT);
-    RoundPairs<T>(x, o);
+    RoundPairs<T>(plain, o);
     T* const to = p.o + ((request.begin + passed) * p.num_heads + head) * DIM + half * DIM / 2;
-    WriteOutput(x, output + half * SLAB_BYTES, to, int64_t(p.num_heads) * DIM, length);
+    WriteOutput(plain, output + half * SLAB_BYTES, to, int64_t(p.num_heads) * DIM, length);
     __syncthreads();
     if (STAGES == 1 && i + 1 < chunks) copy(i + 1);
     if (p.interval > 0 && passed + CHUNK <= request.length && (passed + CHUNK) % p.interval == 0) {

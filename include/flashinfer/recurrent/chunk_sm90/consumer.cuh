@@ -133,28 +133,39 @@ struct Consumer {
   }
 };
 
+/// Set rows [row, row + 16) of the identity.
+__device__ __forceinline__ void SetIdentity(float (&s)[DIM / 2], int row) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < DIM / 2; ++i) {
+    s[i] = row + lane / 4 + i / 2 % 2 * 8 == i / 4 * 8 + 2 * (lane % 4) + i % 2 ? 1.f : 0.f;
+  }
+}
+
 /// Compute all chunks of the item, of which there is at least one. Each group of products has other work in its shadow: the
-/// chain of a chunk is S K^T, X, U, eR U, S.
-template <typename T, typename Shape>
+/// chain of a chunk is S K^T, X, U, eR U, S. TRANSFER: no outputs, and states that begin with zeros or, in odd blocks, with
+/// the identity and no values.
+template <typename T, typename Shape, bool TRANSFER>
 __device__ __forceinline__ void Consume(const DeltaParams<T>& p, const Maps& maps, const Item& item,
                                         const Shared<Shape>& shared) {
   const int warp = threadIdx.x / 32, group = warp / 4, row = item.column + 16 * warp;
   const Consumer<T, Shape> c{shared, group};
   const auto ring = shared.Ring();
-  const int64_t slot = p.slots[item.number];
   const int chunks = item.Chunks();
   float s[DIM / 2];
-  LoadState(s, p.initial, slot, item.head, row);
+  LoadState(s, item.initial, item.initial_slot, item.head, row);
+  if (TRANSFER && blockIdx.x % 2 == 1) SetIdentity(s, row);
   uint32_t state[STATE_WORDS], rounded[TOKEN_WORDS] = {};  // the state, and outputs of the chunk before, in 16 bits
   RoundPairs<T>(state, s);
   hopper::RingPosition<Shape::STAGES> at;
 #pragma unroll 1
   for (int i = 0; i < chunks; ++i) {
     const int64_t passed = int64_t(i) * CHUNK;
-    const int length = int(min(item.request.length - passed, int64_t(CHUNK))), stage = at.stage;
+    const int length = int(min(item.tokens.length - passed, int64_t(CHUNK))), stage = at.stage;
     const Shared<Shape> here = c.Here();
     const uint32_t decays_at = shared.Decays(stage);
-    uint32_t x[TOKEN_WORDS], plain[TOKEN_WORDS];
+    uint32_t plain[TOKEN_WORDS];
+    TokenOperand<T> x;
     float sums[TOKEN_FLOATS], o[TOKEN_FLOATS], values[TOKEN_FLOATS];
     float2 decays[8], ends[8];
 
@@ -164,68 +175,90 @@ __device__ __forceinline__ void Consume(const DeltaParams<T>& p, const Maps& map
     c.template MultiplyState<0>(sums, state, here.Keys(stage));
     c.template MultiplyState<4>(sums, state, here.Keys(stage));
     ptx::WgmmaCommit();
-    c.template MultiplyState<0>(o, state, here.Queries(stage));
+    if constexpr (!TRANSFER) c.template MultiplyState<0>(o, state, here.Queries(stage));
     ptx::WgmmaCommit();
     const float decay = ptx::LoadShared8(decays_at + (CHUNK - 2) * 4).y;
-    LoadValues<T>(values, shared.Values(stage, group));
-    LoadDecays(decays, decays_at);
-    if (i > 0) c.StageOutput(rounded);
+    if constexpr (!TRANSFER) {
+      if (i > 0) c.StageOutput(rounded);
+    }
+    LoadValues<T>(values, shared.Values(stage, group), decays_at + kBeta * LIST_BYTES);
+    LoadDecays(decays, decays_at + kBetaFromStart * LIST_BYTES);
+    if (TRANSFER && blockIdx.x % 2 == 1) {
+#pragma unroll
+      for (int j = 0; j < TOKEN_FLOATS; ++j) values[j] = 0.f;
+    }
     ptx::WgmmaPin(values);
 
     ptx::WgmmaWait<1>();
     ptx::WgmmaPin(sums);
     Correct<T>(x, sums, values, decays, length);
     ptx::WgmmaFence();
-    c.MultiplyTokens(sums, x, here.Block(stage), false);
+    c.MultiplyTokens(sums, x.high, here.Block(stage), false);
+    if constexpr (TokenOperand<T>::IS_SUM) c.MultiplyTokens(sums, x.low, here.Block(stage), true);
     ptx::WgmmaCommit();
-    c.template MultiplyState<4>(o, state, here.Queries(stage));
-    ptx::WgmmaCommit();
-    if (i > 0) c.StoreStaged(maps, row, item.head, item.request.begin + passed - CHUNK);
-    LoadDecays(ends, decays_at + CHUNK * 4);
+    if constexpr (!TRANSFER) {
+      c.template MultiplyState<4>(o, state, here.Queries(stage));
+      ptx::WgmmaCommit();
+      if (i > 0) c.StoreStaged(maps, row, item.head, item.tokens.begin + passed - CHUNK);
+    }
+    LoadDecays(ends, decays_at + kToEnd * LIST_BYTES);
 #pragma unroll
     for (int j = 0; j < DIM / 2; ++j) s[j] *= decay;
     ptx::WgmmaPin(s);
 
-    ptx::WgmmaWait<1>();
+    ptx::WgmmaWait<TRANSFER ? 0 : 1>();
     ptx::WgmmaPin(sums);
-    ptx::WgmmaPin(x);
+    ptx::WgmmaPin(x.high);
+    ptx::WgmmaPin(x.low);
     RoundDecayed<T>(x, sums, ends);
     ptx::WgmmaFence();
-    c.UpdateState(s, x, here.Keys(stage));
+    c.UpdateState(s, x.high, here.Keys(stage));
+    if constexpr (TokenOperand<T>::IS_SUM) c.UpdateState(s, x.low, here.Keys(stage));
     ptx::WgmmaCommit();
-    RoundPairs<T>(plain, sums);
-    ptx::WgmmaWait<1>();
-    ptx::WgmmaPin(o);
-    ptx::WgmmaPin(state);
-    ScaleOutput(o, decays, p.scale);
-    ptx::WgmmaFence();
-    c.MultiplyTokens(o, plain, here.Block(stage) + BLOCK_P_AT, true);
-    ptx::WgmmaCommit();
-
-    ptx::WgmmaWait<1>();
+    if constexpr (!TRANSFER) {
+      RoundPairs<T>(plain, sums);
+      LoadDecays(decays, decays_at);
+      ptx::WgmmaWait<1>();
+      ptx::WgmmaPin(o);
+      ptx::WgmmaPin(state);
+      ScaleOutput(o, decays, p.scale);
+      ptx::WgmmaFence();
+      c.MultiplyTokens(o, plain, here.Block(stage) + BLOCK_P_AT, true);
+      ptx::WgmmaCommit();
+    }
+    ptx::WgmmaWait<TRANSFER ? 0 : 1>();
     ptx::WgmmaPin(s);
-    ptx::WgmmaPin(x);
+    ptx::WgmmaPin(x.high);
+    ptx::WgmmaPin(x.low);
+    if constexpr (TRANSFER) ptx::WgmmaPin(state);
     RoundPairs<T>(state, s);
-    ptx::WgmmaWait<0>();
-    ptx::WgmmaPin(o);
-    ptx::WgmmaPin(plain);
-    RoundPairs<T>(rounded, o);
+    if constexpr (!TRANSFER) {
+      ptx::WgmmaWait<0>();
+      ptx::WgmmaPin(o);
+      ptx::WgmmaPin(plain);
+      RoundPairs<T>(rounded, o);
+    }
     __syncwarp();
     ring.Release(stage, 1);
     at.Advance();
-    if (p.interval > 0 && passed + CHUNK <= item.request.length && (passed + CHUNK) % p.interval == 0) {
-      StoreState(s, p.checkpoints, p.rows[item.number] + (passed + CHUNK) / p.interval - 1, item.head, row);
+    if constexpr (!TRANSFER) {
+      const int64_t done = item.passed + passed + CHUNK;
+      if (p.interval > 0 && length == CHUNK && done % p.interval == 0) {
+        StoreState(s, p.checkpoints, p.rows[item.number] + done / p.interval - 1, item.head, row);
+      }
     }
   }
-  const int64_t passed = int64_t(chunks - 1) * CHUNK, left = item.request.length - passed;
-  c.StageOutput(rounded);
-  if (left == CHUNK) {
-    c.StoreStaged(maps, row, item.head, item.request.begin + passed);
-  } else {
-    c.StoreRows(p, row, item.head, item.request.begin + passed, int(left));
+  if constexpr (!TRANSFER) {
+    const int64_t passed = int64_t(chunks - 1) * CHUNK, left = item.tokens.length - passed;
+    c.StageOutput(rounded);
+    if (left == CHUNK) {
+      c.StoreStaged(maps, row, item.head, item.tokens.begin + passed);
+    } else {
+      c.StoreRows(p, row, item.head, item.tokens.begin + passed, int(left));
+    }
   }
-  if (p.final.data != nullptr) StoreState(s, p.final, slot, item.head, row);
-  c.WaitStored();
+  if (item.final.data != nullptr) StoreState(s, item.final, item.final_slot, item.head, row);
+  if constexpr (!TRANSFER) c.WaitStored();
 }
 
 #endif

@@ -14,12 +14,16 @@
 #include "../../ptx/setmaxnreg.cuh"
 #include "consumer.cuh"
 #include "producer.cuh"
+#include "split.cuh"
 
 namespace flashinfer {
 namespace recurrent {
 namespace sm90 {
 
-template <typename T, typename Shape>
+/// What a launch computes: whole requests, or of their parts the change of the state, or the outputs (split.cuh).
+enum class Pass { kWhole, kTransfer, kParts };
+
+template <typename T, typename Shape, Pass PASS>
 __global__ void __launch_bounds__(Shape::THREADS, 1)
     ScanChunksSm90Kernel(const __grid_constant__ DeltaParams<T> p, const __grid_constant__ Maps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -35,15 +39,22 @@ __global__ void __launch_bounds__(Shape::THREADS, 1)
   __syncthreads();
   ptx::GridDependencyWait();
   ptx::LaunchDependents();
-  const Item item = ItemOf<Shape>(p);
-  if (item.request.length == 0) return;
+  Item item;
+  if constexpr (PASS == Pass::kWhole) {
+    item = ItemOf<Shape>(p);
+  } else if constexpr (PASS == Pass::kParts) {
+    item = PartOf<Shape>(p);
+  } else {
+    item = TransferOf(p);
+  }
+  if (item.tokens.length == 0) return;
   const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
   if (role == Shape::WARPGROUPS) {
     if constexpr (Shape::WARPGROUPS > 1) ptx::ReleaseRegisters<Shape::PRODUCER_REGISTERS>();
-    if (threadIdx.x == Shape::CONSUMERS) Produce<Shape>(p, maps, item, shared);
+    if (threadIdx.x == Shape::CONSUMERS) Produce<Shape, PASS == Pass::kTransfer>(p, maps, item, shared);
   } else {
     if constexpr (Shape::WARPGROUPS > 1) ptx::TakeRegisters<Shape::CONSUMER_REGISTERS>();
-    Consume<T, Shape>(p, maps, item, shared);
+    Consume<T, Shape, PASS == Pass::kTransfer>(p, maps, item, shared);
   }
 #endif
 }

@@ -22,22 +22,31 @@ cudaError_t EncodeRows(CUtensorMap* map, const T* data, int heads, int64_t token
   return hopper::FindTensorMap(map, t);
 }
 
-template <typename T, int WARPGROUPS>
-cudaError_t LaunchScan(const DeltaParams<T>& p, const Maps& maps, cudaStream_t stream) {
+/// Launch a pass over `items` requests, or parts of requests, of all heads.
+template <typename T, int WARPGROUPS, Pass PASS>
+cudaError_t LaunchScan(const DeltaParams<T>& p, const Maps& maps, int64_t items, cudaStream_t stream) {
   using S = Shape<WARPGROUPS>;
-  const auto kernel = ScanChunksSm90Kernel<T, S>;
+  const auto kernel = ScanChunksSm90Kernel<T, S, PASS>;
   static const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
   if (allowed != cudaSuccess) return allowed;
-  const dim3 grid(unsigned(p.requests) * p.num_heads * (2 / WARPGROUPS));
+  const int blocks = PASS == Pass::kTransfer ? 2 : 2 / WARPGROUPS;  // for a head
+  const dim3 grid(unsigned(items) * p.num_heads * blocks);
   return LaunchShared(kernel, grid, dim3(S::THREADS), S::BYTES, p.enable_pdl, stream, p, maps);
+}
+
+/// Launch whole requests or their parts: halves of heads are on different SMs where that leaves none without work.
+template <typename T, Pass PASS>
+cudaError_t LaunchHalves(const DeltaParams<T>& p, const Maps& maps, int64_t items, cudaStream_t stream) {
+  return items * p.num_heads * 2 <= p.num_sms ? LaunchScan<T, 1, PASS>(p, maps, items, stream)
+                                              : LaunchScan<T, 2, PASS>(p, maps, items, stream);
 }
 
 }  // namespace sm90
 
-/// Run both kernels. Halves of heads are on different SMs where that leaves none without work.
 template <typename T>
 Status GdnPrefill(const DeltaParams<T>& p, Stream stream) {
+  using sm90::Pass;
   sm90::Maps maps;
   Status status = sm90::EncodeRows(&maps.q, p.q, p.num_q_heads, p.tokens);
   if (status == cudaSuccess) status = sm90::EncodeRows(&maps.k, p.k, p.num_k_heads, p.tokens);
@@ -45,8 +54,14 @@ Status GdnPrefill(const DeltaParams<T>& p, Stream stream) {
   if (status == cudaSuccess) status = sm90::EncodeRows(&maps.o, p.o, p.num_heads, p.tokens, 16);
   if (status == cudaSuccess) status = PrepareChunks(p, stream);
   if (status != cudaSuccess) return status;
-  const bool is_small = int64_t(p.requests) * p.num_heads * 2 <= p.num_sms;
-  return is_small ? sm90::LaunchScan<T, 1>(p, maps, stream) : sm90::LaunchScan<T, 2>(p, maps, stream);
+  if (p.segment == 0) return sm90::LaunchHalves<T, Pass::kWhole>(p, maps, p.requests, stream);
+  const int64_t parts = FirstChunkSlot(p.requests, p.tokens, p.segment);
+  status = sm90::LaunchScan<T, 2, Pass::kTransfer>(p, maps, parts, stream);
+  if (status != cudaSuccess) return status;
+  const dim3 grid(unsigned(p.requests) * p.num_heads * (DIM / sm90::START_ROWS));
+  status = Launch(sm90::StartStatesKernel<T>, grid, dim3(sm90::START_THREADS), p.enable_pdl, stream, p);
+  if (status != cudaSuccess) return status;
+  return sm90::LaunchHalves<T, Pass::kParts>(p, maps, parts, stream);
 }
 
 }  // namespace recurrent

@@ -66,21 +66,26 @@ struct Shared {
   __device__ __forceinline__ uint32_t Stage(int stage) const { return base + stage * Shape::STAGE_BYTES; }
 };
 
-/// Work of a CTA: a request, a head, and the first column of its values.
+/// Work of a CTA: some chunks of a request, a head, and the first row of its state.
 struct Item {
-  Request request;
-  int number;  // of the request
+  Request tokens;  // of the request, or of a part of it
+  int64_t passed;  // tokens of the request before these
+  int number;      // of the request
   int head;
   int column;
+  States initial, final;
+  int64_t initial_slot, final_slot;
 
-  __device__ __forceinline__ int Chunks() const { return int((request.length + CHUNK - 1) / CHUNK); }
+  __device__ __forceinline__ int Chunks() const { return int((tokens.length + CHUNK - 1) / CHUNK); }
 };
 
+/// Return the work of this CTA: a whole request.
 template <typename Shape, typename Params>
 __device__ __forceinline__ Item ItemOf(const Params& p) {
   constexpr int PARTS = 2 / Shape::WARPGROUPS;
-  const int part = int(blockIdx.x) % PARTS, rest = int(blockIdx.x) / PARTS, request = rest / p.num_heads;
-  return {p.RequestOf(request), request, rest % p.num_heads, part * HALF};
+  const int part = int(blockIdx.x) % PARTS, rest = int(blockIdx.x) / PARTS, number = rest / p.num_heads;
+  const int64_t slot = p.slots[number];
+  return {p.RequestOf(number), 0, number, rest % p.num_heads, part * HALF, p.initial, p.final, slot, slot};
 }
 
 #endif

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chunked gated delta rule on SM90, split form: parts of a long request side by side, where heads are few.
+//
+// A part changes the state by S <- S M + N (S transposed, V x K). The recurrence with zeros at the start gives N; with
+// the identity at the start, and values of zeros, it gives M, whose rows are independent as those of S are. Then a short
+// chain over the parts (StartStatesKernel, fp32) gives the state at the start of each, and all parts are computed again
+// from there, with their outputs. Parts begin at multiples of `segment` of their requests, so a prefix has the same ones.
+//   test  pytest tests/recurrent/test_emulated_gdn_prefill.py -k split
+#pragma once
+#include "../chunk/prepare.cuh"
+#include "shape.h"
+
+namespace flashinfer {
+namespace recurrent {
+namespace sm90 {
+
+/// States of all parts, [slot, head, 128, 128]: M, N, and the state at the start.
+enum class PartState { kTransfer, kAdded, kStart };
+
+template <typename T>
+FLASHINFER_HD States StatesOf(const DeltaParams<T>& p, PartState which) {
+  const int64_t head = DIM * DIM, slot = p.num_heads * head;
+  const int64_t slots = FirstChunkSlot(p.requests, p.tokens, p.segment);
+  return {p.parts + int(which) * slots * slot, StateType::kF32, slot, head, DIM, 1};
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Return the work of this CTA: a part of a request, of which the state at the start is known. Called by whole warps.
+template <typename Shape, typename T>
+__device__ __forceinline__ Item PartOf(const DeltaParams<T>& p) {
+  constexpr int PARTS = 2 / Shape::WARPGROUPS;
+  const int part = int(blockIdx.x) % PARTS, rest = int(blockIdx.x) / PARTS;
+  const int64_t slot = rest / p.num_heads;
+  const Chunk piece = FindChunk(p, slot, p.segment);
+  Item item{};
+  if (piece.request < 0) return item;
+  const Request request = p.RequestOf(piece.request);
+  item.tokens = {piece.begin, piece.length};
+  item.passed = piece.begin - request.begin;
+  item.number = piece.request, item.head = rest % p.num_heads, item.column = part * HALF;
+  const int64_t own = p.slots[piece.request];
+  item.initial = item.passed == 0 ? p.initial : StatesOf(p, PartState::kStart);
+  item.initial_slot = item.passed == 0 ? own : slot;
+  if (item.passed + piece.length == request.length) item.final = p.final;
+  item.final_slot = own;
+  return item;
+}
+
+/// Return the work of this CTA: N (even blocks) or M (odd blocks) of a part, unless it is the last of its request.
+template <typename T>
+__device__ __forceinline__ Item TransferOf(const DeltaParams<T>& p) {
+  const bool is_transfer = blockIdx.x % 2 == 1;
+  const int rest = int(blockIdx.x) / 2;
+  const int64_t slot = rest / p.num_heads;
+  const Chunk piece = FindChunk(p, slot, p.segment);
+  Item item{};
+  if (piece.request < 0) return item;
+  const Request request = p.RequestOf(piece.request);
+  item.passed = piece.begin - request.begin;
+  if (item.passed + piece.length == request.length) return item;
+  item.tokens = {piece.begin, piece.length};
+  item.number = piece.request, item.head = rest % p.num_heads;
+  item.final = StatesOf(p, is_transfer ? PartState::kTransfer : PartState::kAdded);
+  item.final_slot = slot;
+  return item;
+}
+
+#endif
+
+constexpr int START_ROWS = 16, START_THREADS = 256;  // rows of a state that a block follows over the parts
+
+/// Compute the states at the start of the parts of a request: S <- S M + N. A thread has a column of 8 rows.
+template <typename T>
+__global__ void __launch_bounds__(START_THREADS) StartStatesKernel(const __grid_constant__ DeltaParams<T> p) {
+  __shared__ __align__(16) float state[START_ROWS][DIM];
+  constexpr int BLOCKS = DIM / START_ROWS, OWN = START_ROWS * DIM / START_THREADS;
+  const int part = blockIdx.x % BLOCKS, rest = blockIdx.x / BLOCKS, head = rest % p.num_heads,
+            number = rest / p.num_heads;
+  const int column = threadIdx.x % DIM, first = threadIdx.x / DIM * OWN, row = part * START_ROWS;
+  ptx::GridDependencyWait();
+  ptx::LaunchDependents();
+  const Request request = p.RequestOf(number);
+  const int64_t slot = FirstChunkSlot(number, request.begin, p.segment), own = p.slots[number];
+  const States m = StatesOf(p, PartState::kTransfer), n = StatesOf(p, PartState::kAdded);
+  const States starts = StatesOf(p, PartState::kStart);
+  float s[OWN];
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) {
+    s[i] = 0.f;
+    if (p.initial.data == nullptr) continue;
+    const int64_t at =
+        own * p.initial.slot + head * p.initial.head + (row + first + i) * p.initial.v + column * p.initial.k;
+    WithStateType(p.initial.type,
+                  [&](auto zero) { s[i] = float(static_cast<const decltype(zero)*>(p.initial.data)[at]); });
+  }
+  for (int64_t j = 0; (j + 1) * p.segment < request.length; ++j) {
+    const int64_t at = (slot + j) * m.slot + head * m.head;
+    const float* const transfer = static_cast<const float*>(m.data) + at + column;
+    const float* const added = static_cast<const float*>(n.data) + at + (row + first) * DIM + column;
+    float next[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+      state[first + i][column] = s[i];
+      next[i] = added[i * DIM];
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (int k = 0; k < DIM; k += 4) {
+      const float x[4] = {transfer[k * DIM], transfer[(k + 1) * DIM], transfer[(k + 2) * DIM], transfer[(k + 3) * DIM]};
+#pragma unroll
+      for (int i = 0; i < OWN; ++i) {
+        const float4 y = *reinterpret_cast<const float4*>(&state[first + i][k]);
+        next[i] = fmaf(y.w, x[3], fmaf(y.z, x[2], fmaf(y.y, x[1], fmaf(y.x, x[0], next[i]))));
+      }
+    }
+    __syncthreads();
+    float* const to = static_cast<float*>(starts.data) + at + starts.slot + (row + first) * DIM + column;
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) to[i * DIM] = s[i] = next[i];
+  }
+}
+
+}  // namespace sm90
+}  // namespace recurrent
+}  // namespace flashinfer
