@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launchers of a batch_mla module: MLA over pages. All heads share one key; the first part of the key is the value.
+#include <algorithm>
+
 #include "attention_call_cache.h"
 
 using namespace flashinfer;
@@ -51,6 +53,9 @@ PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, cons
   in.window_left = -1;
   in.cuda_graph = enable_cuda_graph;
   in.max_rows = int32_t(max_rows >= 0 ? max_rows : in.qo_indptr[batch_size]);
+  // A captured launch serves plans of one row for each request, whatever the first plan had: engines plan with fewer rows
+  // before the capture, and through the entry without a limit.
+  if (enable_cuda_graph) in.max_rows = std::max(in.max_rows, int32_t(batch_size));
   SetLists<IS_MLA_SM90>(in);
   return in;
 }

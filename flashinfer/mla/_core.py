@@ -226,7 +226,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             self._max_total_num_rows or self._num_rows,
         )
         if self._use_cuda_graph and self._max_total_num_rows is None:
-            self._max_total_num_rows = self._num_rows
+            self._max_total_num_rows = max(self._num_rows, lengths.size)  # that of the planner in csrc/batch_mla.cu
 
     def _module(self, kv_dtype: torch.dtype) -> Any:
         q_dtype = self._cached_q_data_type
@@ -239,10 +239,13 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             raise ArgumentError(f"{op}: kv_data_type must be float16, bfloat16 or float8_e4m3fn, got {kv}")
         if head_dim_kpe < 0:
             raise ArgumentError(f"{op}: head_dim_kpe must be 0 or more, got {head_dim_kpe}")
+        if kv == _FP8:
+            self._check_fp8(q, kv, head_dim_ckv, head_dim_kpe)
         if self._requested_backend == "fa3":
             self._check_fa3(q, kv, head_dim_ckv, head_dim_kpe)
-        if kv != _FP8:
-            return
+
+    def _check_fp8(self, q: torch.dtype, kv: torch.dtype, head_dim_ckv: int, head_dim_kpe: int) -> None:
+        op = f"{self._op}.plan"
         if self._device_kind == "cuda" and get_compute_capability(self.device)[0] != _HOPPER:
             raise ArgumentError(f"{op}: kv_data_type must have 16 bits (8 bits need an SM90 device), got {kv}")
         if q != torch.bfloat16:
@@ -308,7 +311,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             )
         if self._max_total_num_rows is not None and rows[-1] > self._max_total_num_rows:
             raise ArgumentError(
-                f"{op}: rows must be at most {self._max_total_num_rows} (the first plan's), got {rows[-1]}"
+                f"{op}: rows must be at most {self._max_total_num_rows} (the first plan's or the requests), got "
+                f"{rows[-1]}"
             )
         assert self._kv_indices_buf is not None
         count = kv_indices.numel()

@@ -44,12 +44,17 @@ class LatentScales:
         if ckv_cache.dtype != _FP8:
             for name, scale in (("ckv_scale", ckv_scale), ("ckv_scale_arr", ckv_scale_arr), ("kpe_scale", kpe_scale)):
                 if scale is not None:
-                    raise ArgumentError(f"{op}: {name} must be None (the cache is {ckv_cache.dtype}), got a value")
+                    raise ArgumentError(
+                        f"{op}: scales are only valid when kv_data_type is FP8. {name} must be None (the cache is "
+                        f"{ckv_cache.dtype}), got a value"
+                    )
             return None
         if (ckv_scale is None) == (ckv_scale_arr is None):
             raise ArgumentError(
                 f"{op}: Exactly one of ckv_scale or ckv_scale_arr must be given for an FP8 cache, got both or neither"
             )
+        if kpe_scale is None:
+            raise ArgumentError(f"{op}: kpe_scale is required when kv_data_type is FP8. It must be a number, got None")
         kpe = _positive(op, "kpe_scale", kpe_scale)
         if ckv_scale_arr is None:
             return LatentScales(_positive(op, "ckv_scale", ckv_scale), kpe, None)

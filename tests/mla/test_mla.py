@@ -108,6 +108,20 @@ def test_cuda_graph_mode(device):
     close((out[:rows], lse[:rows]), second.expected(True))
 
 
+def test_rows_rise_after_the_first_plan(device):
+    """A graph of four requests whose first plan had one row takes a row of each; the layout of the plan stays."""
+    one, four = Latent(device, 16, [1, 0, 0, 0], [300, 0, 0, 0]), Latent(device, 16, [1, 1, 1, 1], [300, 5, 64, 7])
+    wrapper = graph_wrapper(four)
+    one.plan(wrapper)
+    fixed = list(wrapper._plan_info)
+    for batch in (four, one, four):
+        batch.plan(wrapper)
+        close(wrapper.run(*batch.arguments, return_lse=True), batch.expected())
+        assert list(wrapper._plan_info) == fixed
+    with pytest.raises(ValueError, match=r"rows must be at most 4 .*, got 5"):
+        Latent(device, 16, [2, 1, 1, 1], [300, 5, 64, 7]).plan(wrapper)
+
+
 def test_plans_of_engines_whose_result_is_dropped(device):
     """Check SGLang's use: between replays it writes the tables, calls the module's plan and drops the result."""
     first = Latent(device, 16, [1, 1, 1], [300, 5, 64])
@@ -261,7 +275,7 @@ def test_bad_scales(device):
         ({"ckv_scale": 1.0, "ckv_scale_arr": array, "kpe_scale": 1.0}, "Exactly one of ckv_scale or ckv_scale_arr"),
         ({"ckv_scale_arr": array[..., :3], "kpe_scale": 1.0}, "Invalid shape of ckv_scale_arr"),
         ({"ckv_scale_arr": array.double(), "kpe_scale": 1.0}, "must be contiguous float32"),
-        ({"ckv_scale": 1.0}, "kpe_scale must be a finite number above 0.*, got None"),
+        ({"ckv_scale": 1.0}, r"kpe_scale is required when kv_data_type is FP8\..*, got None"),
         ({"ckv_scale": 0.0, "kpe_scale": 1.0}, "ckv_scale must be a finite number above 0.*, got 0.0"),
         ({"ckv_scale": math.inf, "kpe_scale": 1.0}, "ckv_scale must be a finite number above 0.*, got inf"),
     ]
@@ -270,6 +284,13 @@ def test_bad_scales(device):
             wrapper.run(*batch.arguments, **scales)
     parameters = inspect.signature(BatchMLAPagedAttentionWrapper.run).parameters
     assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in ("ckv_scale", "kpe_scale"))
+
+
+def test_what_an_fp8_cache_needs_is_said_before_what_the_backend_needs():
+    wrapper = BatchMLAPagedAttentionWrapper(workspace("cpu"))
+    wrapper._requested_backend = "fa3"
+    with pytest.raises(ValueError, match=r"q_data_type=torch\.bfloat16"):
+        wrapper._check_types(F16, FP8, 512, 64)
 
 
 def test_sparse_backends_are_not_offered():
