@@ -183,6 +183,8 @@ def gated_residual_rmsnorm(
         ``(hidden,)`` float32.
     out : Optional[torch.Tensor]
         Float32, may be ``residual``.
+    enable_pdl : bool
+        Programmatic dependent launch: a hint without effect on the result.
 
     Examples
     --------
@@ -282,6 +284,8 @@ def rmsnorm_sigmoid_gate(
         ``(rows, 64)`` or ``(rows, heads, 64)`` bfloat16; heads are packed, rows begin at multiples of 16 bytes.
     eps : float
         Added to the mean square.
+    enable_pdl : bool
+        Programmatic dependent launch: a hint without effect on the result.
 
     Examples
     --------

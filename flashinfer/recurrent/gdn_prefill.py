@@ -192,6 +192,8 @@ def chunk_gated_delta_rule(
     state_indices : Optional[torch.Tensor]
         ``(requests,)``, int32 or int64, different from each other: rows of ``initial_state`` and ``output_state``,
         which are pools then.
+    _cp_chunk_len : Optional[int]
+        Tokens of a part where requests are split, a multiple of 64; default: chosen by the number of heads.
     backend : str
         "auto" or "flashinfer".
     max_seqlen : Optional[int]

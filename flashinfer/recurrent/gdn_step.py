@@ -496,6 +496,8 @@ def gated_delta_rule_replayssm_commit(
         ``(N,)``: also write the state after ``track_steps`` tokens to these slots; negative slots are not written.
     use_qk_l2norm : bool
         As the windows were stored.
+    backend : str
+        "auto" or "flashinfer".
 
     Examples
     --------

@@ -85,6 +85,8 @@ def recurrent_kda(
         ``(HV,)`` float32 and ``(HV * K,)``.
     scale : Optional[float]
         Factor of q; default ``K ** -0.5``.
+    use_qk_l2norm_in_kernel : bool
+        Whether q and k are divided by their norms.
     initial_state : Optional[torch.Tensor]
         ``(N, HV, V, K)`` bfloat16 or float32, K contiguous, updated in place; a pool with ``ssm_state_indices``.
         Zeros if not given.

@@ -355,6 +355,10 @@ def fused_kda_decode(
         Pool ``(slots, H, 128, 128)``, updated in place.
     output_gate, norm_weight : torch.Tensor
         ``(B, H * 128)`` and ``(128,)``: the result is ``rmsnorm(o) * norm_weight * sigmoid(output_gate)``.
+    norm_eps : float
+        Added to the mean square of ``o``.
+    backend, state_indices_mode : str
+        Published names; there is one implementation.
 
     Returns
     -------
