@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls made from committed definitions: inputs, the text of the reference, and the arguments of the API."""
+"""Calls made from the definitions of example.py: inputs, the text of the reference, and the arguments of the API."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+import tempfile
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -200,10 +202,37 @@ class Call:
         return {entry.get("param") for entry in self.definition["outputs"].values()}
 
 
-def load(path: Path, device: str) -> Call:
-    """Return a call made from the definition in a file."""
-    return Call(json.loads(path.read_text()), device)
+@functools.cache
+def _definitions() -> dict[str, bytes]:
+    """Write every definition once in a process, since most are committed as a hash."""
+    with tempfile.TemporaryDirectory() as folder:
+        return example.write_all(Path(folder))
 
 
-#: Parametrisation of a test by the committed definitions.
-FILES = pytest.mark.parametrize("path", sorted(example.OUT.glob("*.json")), ids=lambda path: path.stem)
+def load(name: str, device: str) -> Call:
+    """Return a call made from the definition of this name."""
+    return Call(json.loads(_definitions()[f"{name}.json"]), device)
+
+
+_STATES = "slots, states and lengths that fit each other are not in a definition; tests/recurrent compare"
+#: Definitions from which no call can be made, with the reason and the tests that compare the op with its reference.
+NO_CALL = {
+    "allreduce_fusion_h4096": "needs the workspace of several ranks; tests/comm compare",
+    "compute_paged_mqa_logits_schedule": "has a row for each multiprocessor; tests/indexer compare",
+    **dict.fromkeys(
+        [
+            "fused_kda_decode_h12_d128",
+            "gdn_decode_h8_hv16_k128_v128",
+            "gdn_mtp_h8_hv16_k128_v128",
+            "gdn_replayssm_commit_h8_hv16_k128_v128",
+            "packed_fused_kda_decode_h12_d128",
+            "packed_kda_decode_h12_d128",
+            "recurrent_kda_h12_hv12_k128_v128",
+        ],
+        _STATES,
+    ),
+}
+NAMES = {file.removesuffix(".json") for file in json.loads((example.OUT / example.HASHES).read_text())}
+
+#: Parametrisation of a test by all definitions that make a call. A test compares the definitions with their hashes.
+DEFINITIONS = pytest.mark.parametrize("name", sorted(NAMES - NO_CALL.keys()))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .calls import CUDA_ONLY, FILES, load, tensors_of
+from .calls import CUDA_ONLY, DEFINITIONS, load, tensors_of
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -27,9 +27,9 @@ def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
             assert torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)), name
 
 
-@FILES
-def test_torch_compile(path, device):
-    call = load(path, device)
+@DEFINITIONS
+def test_torch_compile(name, device):
+    call = load(name, device)
     if device == "cpu" and call.name in CUDA_ONLY:
         pytest.skip(f"{call.name} needs a GPU")
     torch.compiler.reset()
@@ -42,9 +42,9 @@ def test_torch_compile(path, device):
 
 
 @needs_cuda
-@FILES
-def test_cuda_graph(path):
-    call = load(path, "cuda")
+@DEFINITIONS
+def test_cuda_graph(name):
+    call = load(name, "cuda")
     if "sampling" in call.name:
         pytest.skip(f"{call.name}: draws from the generator of the device, which a replay advances")
     if call.name in NO_CUDA_GRAPH:

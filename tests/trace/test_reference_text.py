@@ -13,8 +13,7 @@ import torch
 from flashinfer.jit import cpu_targets
 from flashinfer.trace import default_check
 
-from . import example
-from .calls import CUDA_ONLY, FILES, Call, dtype_of, load, named, tensors_of
+from .calls import CUDA_ONLY, DEFINITIONS, NAMES, NO_CALL, Call, dtype_of, load, named, tensors_of
 
 
 def limits_of(call: Call, device: str) -> dict[str, float]:
@@ -58,10 +57,14 @@ def check_reference(call: Call, expected: dict[str, Any]) -> None:
             assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-@FILES
-def test_text_is_the_reference_and_the_op_agrees(path, device):
-    """Run the text of a committed file once, and compare the definition, the reference and the op with its outputs."""
-    call = load(path, device)
+def test_definitions_without_a_call_exist():
+    assert NO_CALL.keys() <= NAMES
+
+
+@DEFINITIONS
+def test_text_is_the_reference_and_the_op_agrees(name, device):
+    """Run the text of a definition once, and compare the definition, the reference and the op with its outputs."""
+    call = load(name, device)
     torch.manual_seed(0)  # some draw tokens
     expected = call.expected()
     check_sizes_and_types(call, expected)
@@ -80,8 +83,7 @@ def test_text_is_the_reference_and_the_op_agrees(path, device):
 @pytest.mark.parametrize("error, is_accepted", [(0.0, True), (2**-6, False)])
 def test_limits_of_a_cpu_that_multiplies_bfloat16(monkeypatch, error, is_accepted):
     """Round probabilities to bfloat16 as such a CPU does: its limits accept that, and no larger error."""
-    path = example.OUT / "single_decode_h32_kv8_d128.json"
-    call = load(path, "cpu")
+    call = load("single_decode_h32_kv8_d128", "cpu")
     q, k, v = (call.inputs[name].float() for name in "qkv")
     k, v = (x.repeat_interleave(q.shape[0] // x.shape[1], 1).transpose(0, 1) for x in (k, v))
     weights = (k @ q.unsqueeze(-1)).squeeze(-1).mul(q.shape[-1] ** -0.5)
