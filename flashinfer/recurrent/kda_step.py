@@ -245,6 +245,13 @@ def packed_kda_decode(
         ``(B,)``; -1 is padding, whose output is 0.
     output : Optional[torch.Tensor]
         ``(B, 1, 12, 128)`` bfloat16.
+
+    Examples
+    --------
+    >>> mixed, gate, beta = (torch.randn(2, width).bfloat16() for width in (4608, 1536, 12))
+    >>> pool, slots = torch.zeros(4, 12, 128, 128).bfloat16(), torch.tensor([2, 0], dtype=torch.int32)
+    >>> flashinfer.packed_kda_decode(mixed, gate, beta, torch.zeros(12), torch.zeros(1536), pool, slots).shape
+    torch.Size([2, 1, 12, 128])
     """
     op = "packed_kda_decode"
     heads, dim = _PACKED_HEADS, _HEAD_DIM
@@ -364,6 +371,17 @@ def fused_kda_decode(
     -------
     torch.Tensor
         ``output``, ``(B, H * 128)`` bfloat16 if allocated here.
+
+    Examples
+    --------
+    One head; slot 0 is null.
+
+    >>> x, gate, beta, out_gate = (torch.randn(2, width).bfloat16() for width in (384, 128, 1, 128))
+    >>> window, pool = torch.zeros(4, 384, 3).bfloat16(), torch.zeros(4, 1, 128, 128).bfloat16()
+    >>> taps, slots, norm = torch.randn(3, 4, 128), torch.tensor([2, 0], dtype=torch.int32), torch.ones(128).bfloat16()
+    >>> decays = (torch.zeros(1), torch.zeros(128))
+    >>> flashinfer.fused_kda_decode(x, taps, window, gate, beta, *decays, slots, pool, out_gate, norm).shape
+    torch.Size([2, 128])
     """
     op = "fused_kda_decode"
     heads, dim = _check_layer(op, x, state, backend)
@@ -402,6 +420,17 @@ def packed_fused_kda_decode(
     ``state_indices[n, max(num_accepted_tokens[n], 1) - 1]``, and the state after its token t goes to slot
     ``state_indices[n, t]``. Its window of the convolution is in slot ``state_indices[n, 0]``, ``T + 2`` inputs long.
     ``t1_state_indices (N,)`` replaces ``state_indices`` where every sequence has one token.
+
+    Examples
+    --------
+    One sequence of two tokens, one head.
+
+    >>> x, gate, beta, out_gate = (torch.randn(2, width).bfloat16() for width in (384, 128, 1, 128))
+    >>> window, pool = torch.zeros(4, 384, 4).bfloat16(), torch.zeros(4, 1, 128, 128).bfloat16()
+    >>> taps, norm, decays = torch.randn(3, 4, 128), torch.ones(128).bfloat16(), (torch.zeros(1), torch.zeros(128))
+    >>> slots, starts, accepted = (torch.tensor(x, dtype=torch.int32) for x in ([[2, 3]], [0, 2], [1]))
+    >>> arguments = (x, taps, window, gate, beta, *decays, slots, pool, out_gate, norm)
+    >>> y = flashinfer.packed_fused_kda_decode(*arguments, query_start_loc=starts, num_accepted_tokens=accepted)
     """
     op = "packed_fused_kda_decode"
     heads, dim = _check_layer(op, x, state, backend)
