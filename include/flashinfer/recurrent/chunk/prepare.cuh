@@ -7,6 +7,8 @@
 // Moves 2 x 16 KB in for each key head and 16.5 KB out for each head.
 //   test  pytest tests/recurrent/test_emulated_gdn_prefill.py      bench  python benchmarks/bench_gdn_prefill.py
 #pragma once
+#include <type_traits>
+
 #include "../../hopper/smem_tile.cuh"
 #include "../../ptx/cp_async.cuh"
 #include "../../ptx/math.cuh"
@@ -208,8 +210,12 @@ __device__ __forceinline__ void WriteBlock(const float* matrix, const char* stag
   }
 }
 
+/// Blocks of an SM: float16 keeps operands over tokens as sums of two, which spill 16 bytes where four blocks fit.
+template <typename T>
+constexpr int PREPARE_BLOCKS = std::is_same<T, __half>::value ? 3 : 4;
+
 template <typename T, int HEADS>
-__global__ void __launch_bounds__(PREPARE_THREADS, 4) PrepareChunksKernel(const __grid_constant__ DeltaParams<T> p) {
+__global__ void __launch_bounds__(PREPARE_THREADS, PREPARE_BLOCKS<T>) PrepareChunksKernel(const __grid_constant__ DeltaParams<T> p) {
   extern __shared__ __align__(1024) char dynamic[];
   auto& shared = *reinterpret_cast<PrepareShared<HEADS>*>(dynamic);
   const int64_t slot = blockIdx.x / p.num_k_heads;

@@ -35,11 +35,12 @@ cudaError_t LaunchScan(const DeltaParams<T>& p, const Maps& maps, int64_t items,
   return LaunchShared(kernel, grid, dim3(S::THREADS), S::BYTES, p.enable_pdl, stream, p, maps);
 }
 
-/// Launch whole requests or their parts: halves of heads are on different SMs where that leaves none without work.
-template <typename T, Pass PASS>
-cudaError_t LaunchHalves(const DeltaParams<T>& p, const Maps& maps, int64_t items, cudaStream_t stream) {
-  return items * p.num_heads * 2 <= p.num_sms ? LaunchScan<T, 1, PASS>(p, maps, items, stream)
-                                              : LaunchScan<T, 2, PASS>(p, maps, items, stream);
+/// Launch whole requests: halves of heads are on different SMs where that leaves none without work.
+template <typename T>
+cudaError_t LaunchWhole(const DeltaParams<T>& p, const Maps& maps, cudaStream_t stream) {
+  return int64_t(p.requests) * p.num_heads * 2 <= p.num_sms
+             ? LaunchScan<T, 1, Pass::kWhole>(p, maps, p.requests, stream)
+             : LaunchScan<T, 2, Pass::kWhole>(p, maps, p.requests, stream);
 }
 
 }  // namespace sm90
@@ -54,14 +55,15 @@ Status GdnPrefill(const DeltaParams<T>& p, Stream stream) {
   if (status == cudaSuccess) status = sm90::EncodeRows(&maps.o, p.o, p.num_heads, p.tokens, 16);
   if (status == cudaSuccess) status = PrepareChunks(p, stream);
   if (status != cudaSuccess) return status;
-  if (p.segment == 0) return sm90::LaunchHalves<T, Pass::kWhole>(p, maps, p.requests, stream);
+  if (p.segment == 0) return sm90::LaunchWhole(p, maps, stream);
   const int64_t parts = FirstChunkSlot(p.requests, p.tokens, p.segment);
   status = sm90::LaunchScan<T, 2, Pass::kTransfer>(p, maps, parts, stream);
   if (status != cudaSuccess) return status;
   const dim3 grid(unsigned(p.requests) * p.num_heads * (DIM / sm90::START_ROWS));
   status = Launch(sm90::StartStatesKernel<T>, grid, dim3(sm90::START_THREADS), p.enable_pdl, stream, p);
   if (status != cudaSuccess) return status;
-  return sm90::LaunchHalves<T, Pass::kParts>(p, maps, parts, stream);
+  // One warpgroup: requests are split where heads are few, and the form for two spills 184 bytes.
+  return sm90::LaunchScan<T, 1, Pass::kParts>(p, maps, parts, stream);
 }
 
 }  // namespace recurrent
