@@ -47,7 +47,7 @@ def _version(config_settings: Any) -> str:
 
     label = "cpu"
     if knobs.cuda_arch_list:
-        release = get_cuda_version(config_settings)
+        release = get_cuda_version()
         label = f"cu{release.major}{release.minor}"
     version = version_to_build(config_settings)
     return f"{version}{'.' if '+' in version else '+'}{label}"
