@@ -183,6 +183,7 @@ __global__ void __launch_bounds__(REPLAY_THREADS) ReplayKernel(const __grid_cons
   }
 
   const int block_width = min(p.dim - block_row, S::BLOCK_ROWS);
+#pragma unroll 1
   for (int i = warp; i < rows; i += S::WARPS) {
     const int ring_row = (s.start + i) % p.length;
     const int64_t token = s.begin_token + i - s.live;
@@ -201,6 +202,7 @@ __global__ void __launch_bounds__(REPLAY_THREADS) ReplayKernel(const __grid_cons
       for (int j = lane; j < p.dstate; j += 32) b_ring[j] = b[j];
     }
   }
+#pragma unroll 1
   for (int t = warp; t < s.tokens; t += S::WARPS) {
     const Input* from = p.c.data + s.begin_batch * p.c.batch + (s.begin_token + t) * p.c.token + group * p.c.head;
     StageRow(shared.c[t], from, p.dstate, WIDTH, lane, 32);
@@ -223,6 +225,7 @@ __global__ void __launch_bounds__(REPLAY_THREADS) ReplayKernel(const __grid_cons
                                                : p.new_weights[(item * MAX_REPLAYED + t) * MAX_REPLAYED + i - s.live]);
     }
   } else {
+#pragma unroll 1
     for (int pair = warp; pair < s.tokens * rows; pair += S::WARPS) {
       const int t = pair / rows, i = pair % rows;
       float weight = 0.f;
@@ -276,6 +279,7 @@ __global__ void __launch_bounds__(REPLAY_THREADS) ReplayKernel(const __grid_cons
     if (writes) {
       const int local = local_row + reduced;
       float result = y[0] * (PRECOMPUTED ? p.decays[item * MAX_REPLAYED + t] : ptx::Exp2(shared.log_decay[s.live + t]));
+#pragma unroll 1
       for (int i = 0; i <= s.live + t; ++i) result += shared.weight[t][i] * ToFloat(shared.x[i][local]);
       result += d * ToFloat(shared.x[s.live + t][local]);
       const int64_t token = s.begin_token + t;
