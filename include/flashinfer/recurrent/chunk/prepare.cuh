@@ -215,7 +215,8 @@ template <typename T>
 constexpr int PREPARE_BLOCKS = std::is_same<T, __half>::value ? 3 : 4;
 
 template <typename T, int HEADS>
-__global__ void __launch_bounds__(PREPARE_THREADS, PREPARE_BLOCKS<T>) PrepareChunksKernel(const __grid_constant__ DeltaParams<T> p) {
+__global__ void __launch_bounds__(PREPARE_THREADS, PREPARE_BLOCKS<T>)
+    PrepareChunksKernel(const __grid_constant__ DeltaParams<T> p) {
   extern __shared__ __align__(1024) char dynamic[];
   auto& shared = *reinterpret_cast<PrepareShared<HEADS>*>(dynamic);
   const int64_t slot = blockIdx.x / p.num_k_heads;
