@@ -140,5 +140,36 @@ def tinygemm_bf16(m: int, n: int, k: int, enable_pdl: Optional[bool] = None) -> 
     )
 
 
+def _router(name: str, k: int, n: int, dtype: torch.dtype) -> None:
+    """Declare the case of a router: up to 16 tokens by fixed weights."""
+
+    @case(name, cpu=grid(m=[16]), cuda=grid(m=[1, 16]))
+    def build(m: int) -> Bench:
+        x, w, out = rand(m, k, bf16), rand(n, k, bf16), empty(m, n, dtype)
+        return Bench(
+            run=lambda x, w, out: getattr(gemm, name)(x, w.t(), out),
+            args=(x, w, out),
+            results=(2,),
+            baseline=lambda x, w, out: torch.nn.functional.linear(x, w),
+            reference=lambda x, w, out: (x.double() @ w.double().t()).to(out.dtype),
+            bytes=nbytes(x, w, out),
+            flops=_flops(m, n, k),
+            tolerance=SUMS,
+        )
+
+
+for _name, _k, _n, _dtype in (
+    ("mm_M1_16_K7168_N128", 7168, 128, bf16),
+    ("mm_M1_16_K7168_N256", 7168, 256, torch.float32),
+    ("mm_M1_16_K6144_N256", 6144, 256, torch.float32),
+    ("mm_M1_16_K7168_N256_bf16", 7168, 256, bf16),
+    ("mm_M1_16_K7168_N384", 7168, 384, torch.float32),
+    ("mm_M1_16_K7168_N384_bf16", 7168, 384, bf16),
+    ("mm_M1_16_K7168_N896", 7168, 896, torch.float32),
+    ("mm_M1_16_K7168_N896_bf16", 7168, 896, bf16),
+):
+    _router(_name, _k, _n, _dtype)
+
+
 if __name__ == "__main__":
     main()

@@ -41,6 +41,11 @@ def dense(device: str) -> dict[str, Call]:
     large = w.repeat(40, 1)
     large_b, large_out = large.t(), torch.empty(4, 20480, device=device, dtype=BF16)
     few3, large_b3, large8, large3_out = few[None], large_b[None], large.to(E4M3)[None].mT, large_out[None]
+    routed, router = (
+        torch.ones(4, 7168, device=device, dtype=BF16),
+        torch.ones(128, 7168, device=device, dtype=BF16).t(),
+    )
+    router_out = torch.empty(4, 128, device=device, dtype=BF16)
     calls: dict[str, Call] = {
         "torch.mm": lambda: torch.mm(many, b),
         "torch.mm out=": lambda: torch.mm(many, b, out=out),
@@ -59,6 +64,7 @@ def dense(device: str) -> dict[str, Call]:
         "bmm_fp8 own out=": lambda: flashinfer.bmm_fp8(few8, large8, one, one, BF16, large3_out),
         "bmm_fp8 auto": lambda: flashinfer.bmm_fp8(few8, large8, one, one, BF16, backend="auto"),
         "tinygemm_bf16": lambda: gemm.tinygemm_bf16(few, w, few_out),
+        "mm_M1_16": lambda: gemm.mm_M1_16_K7168_N128(routed, router, router_out),
         "fp8_blockscale_gemm_sm90": lambda: gemm.fp8_blockscale_gemm_sm90(many, rows8, None, scale),
         "fp8_blockscale_gemm_sm90 out=": lambda: gemm.fp8_blockscale_gemm_sm90(many, rows8, None, scale, out),
         "gemm_fp8_nt_groupwise": lambda: gemm.gemm_fp8_nt_groupwise(a8_2d, rows8, row_scale, scale, "K"),

@@ -13,7 +13,7 @@
 // Waiting ends after `timeout_ns`: the watchdog writes (rank, call, row) to the host and an abort word to every peer.
 // Bound by the link: (P - 1) * bytes leave each rank, and as many arrive.
 //   test  pytest tests/comm/test_allreduce.py tests/comm/test_emulated_allreduce.py tests/comm/test_allreduce_gpu.py
-//   bench  python benchmarks/bench_allreduce.py
+//   bench  python benchmarks/bench_comm.py
 #pragma once
 #include "../../ptx/atomic.cuh"
 #include "../../ptx/globaltimer.cuh"

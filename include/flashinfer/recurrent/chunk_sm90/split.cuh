@@ -5,7 +5,7 @@
 // the identity at the start, and values of zeros, it gives M, whose rows are independent as those of S are. Then a short
 // chain over the parts (StartStatesKernel, fp32) gives the state at the start of each, and all parts are computed again
 // from there, with their outputs. Parts begin at multiples of `segment` of their requests, so a prefix has the same ones.
-//   test  pytest tests/recurrent/test_emulated_gdn_prefill.py -k split
+//   test  pytest tests/recurrent/test_emulated_gdn_prefill.py      bench  python benchmarks/bench_gdn_prefill.py
 #pragma once
 #include "../chunk/prepare.cuh"
 #include "shape.h"

@@ -3,7 +3,7 @@
 
 The ranks share the memory and the SMs of one GPU, and no link: the figures bound the protocol, not NVLink.
 
-python benchmarks/bench_allreduce.py [--device cpu] [--json FILE]
+python benchmarks/bench_comm.py [--device cpu] [--json FILE]
 """
 
 from __future__ import annotations
