@@ -348,9 +348,9 @@ class Knobs:
     )
     topk_algo = Knob(
         "FLASHINFER_TOPK_ALGO",
-        _one_of("filtered", "multi_cta", "clusters", "default"),
+        _one_of("filtered", "multi_cta", "clusters", "cub", "default"),
         "",
-        "blocks per row of top-k: filtered: one, multi_cta: a cluster; clusters, default or unset: by the batch",
+        "blocks per row of top-k: filtered: one, multi_cta: a cluster; clusters, cub, default or unset: by the batch",
         "ops",
     )
 

@@ -42,7 +42,7 @@ def test_value(monkeypatch, attribute, text, value):
         ("dump_max_size_gb", "nan", "a number from 0 on"),
         ("jit_verbose", "maybe", "one of 1, true, yes, on, 0, false, no, off"),
         ("logging_level", "loud", "one of DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number"),
-        ("topk_algo", "fastest", "one of filtered, multi_cta, clusters, default"),
+        ("topk_algo", "fastest", "one of filtered, multi_cta, clusters, cub, default"),
         ("autotune_timer", "watch", "one of globaltimer, cuda_event"),
         ("nvfp4_4over6_err_mode", "max", "one of MAE, MSE"),
         ("confidential_compute", "yes", "one of 1, 0"),

@@ -115,7 +115,7 @@ def test_strided_and_misaligned(device, dtype, pad, offset):
     check(view_of_wider(x, pad, offset, gap=torch.inf), 77, deterministic=True)
 
 
-@pytest.mark.parametrize("algorithm", ["filtered", "multi_cta", "clusters", "", "no such thing"])
+@pytest.mark.parametrize("algorithm", ["filtered", "multi_cta", "clusters", "cub", "default", ""])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_algorithms(device, algorithm, rows):
     with knobs.override(topk_algo=algorithm):
