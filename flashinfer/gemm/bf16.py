@@ -26,6 +26,7 @@ from .bf16_checks import (
     serves_cutile,
     serves_tinygemm,
 )
+from .checks import refuse_shared_memory
 from .decide import MANY_ROWS, depends_on_layout, prefers_torch_bf16
 from .launch import dense_product, noting, product
 from .torch_product import torch_bf16, torch_product
@@ -181,6 +182,8 @@ def mm_bf16(
     if is_traced() or compiler._is_compiling_flag:
         mm_bf16_op(made, a, b, bias, pdl, with_torch, False)
         return made
+    if out is not None and a.is_cuda:  # torch, which may multiply, does not look
+        refuse_shared_memory("mm_bf16", out, a=a, b=b, bias=bias)
     if backend == "auto":
         launch = tuned_mm_bf16(made, a, b, bias, pdl, mm_bf16.suitable_auto_backends)
         _mm_launches.keep(launch, "auto", a, b, bias, pdl, out, out_dtype, backend)
@@ -262,6 +265,8 @@ def bmm_bf16(
     if is_traced() or compiler._is_compiling_flag:
         _bmm_bf16(made, A, B, None)
         return made
+    if out is not None and A.is_cuda:
+        refuse_shared_memory("bmm_bf16", out, A=A, B=B)
     with_torch, is_plain = None, made.dtype is A.dtype
     if capability_of[A.get_device()]:
         with_torch = prefers_torch_bf16(A, B, is_plain=is_plain)

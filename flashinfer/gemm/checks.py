@@ -9,7 +9,7 @@ import torch
 
 from .._runtime.errors import ArgumentError
 
-__all__ = ["refuse_output", "refuse_shapes", "spell"]
+__all__ = ["refuse_output", "refuse_shapes", "refuse_shared_memory", "spell"]
 
 
 def spell(dtypes: Sequence[torch.dtype]) -> str:
@@ -55,3 +55,51 @@ def refuse_output(
         raise ArgumentError(f"{op}: Output device mismatch: out must be on {device}, got {out.device}")
     if out.dtype != out_dtype:
         raise ArgumentError(f"{op}: Output dtype mismatch: out must be {out_dtype}, got {out.dtype}")
+
+
+def refuse_shared_memory(op: str, out: torch.Tensor, **inputs: Optional[torch.Tensor]) -> None:
+    """Raise for an output over an input, or with elements over each other, as our kernels do: torch would not.
+
+    ``Expect::apart`` and ``Expect::distinct`` of csrc/tvm_ffi_utils.h are the same checks.
+    """
+    if not out.numel():
+        return
+    span = 1
+    for size, stride, dim in sorted(zip(out.shape, out.stride(), range(out.ndim), strict=True), key=lambda d: d[1]):
+        if size > 1 and stride < span:
+            expected = f"be at least {span}" if stride else "not be 0"
+            raise ArgumentError(
+                f"{op}: out.stride({dim}) must {expected} for an output (its elements would share memory), got {stride}"
+            )
+        span += (size - 1) * stride
+    begin = out.data_ptr()
+    for name, x in inputs.items():
+        if x is None or not x.numel() or begin >= _end(x) or x.data_ptr() >= _end(out) or _are_columns(out, x):
+            continue
+        raise ArgumentError(
+            f"{op}: out must not share memory with {name} (it is written while {name} is read), "
+            f"got addresses from {begin} on"
+        )
+
+
+def _strides(x: torch.Tensor) -> list[tuple[int, int]]:
+    """Return size and stride in bytes of each dimension that has more than one element."""
+    return [(n, stride * x.itemsize) for n, stride in zip(x.shape, x.stride(), strict=True) if n > 1]
+
+
+def _end(x: torch.Tensor) -> int:
+    return x.data_ptr() + x.itemsize + sum((n - 1) * stride for n, stride in _strides(x))
+
+
+def _are_columns(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True for views of different columns of one buffer: no block of one reaches the next of the other."""
+    dims_a, dims_b = _strides(a), _strides(b)
+    for step in {stride for _, stride in dims_a + dims_b if stride}:
+        of_a, of_b = (
+            x.itemsize + sum((n - 1) * stride for n, stride in dims if stride % step)
+            for x, dims in ((a, dims_a), (b, dims_b))
+        )
+        offset = (b.data_ptr() - a.data_ptr()) % step
+        if of_a <= offset <= step - of_b:
+            return True
+    return False

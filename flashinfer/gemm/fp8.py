@@ -16,7 +16,7 @@ from .._runtime.requirements import backend_requirement, supported_compute_capab
 from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
 from ..trace.templates.gemm import bmm_fp8_trace
-from .checks import refuse_output, refuse_shapes
+from .checks import refuse_output, refuse_shapes, refuse_shared_memory
 from .decide import LARGE_FP8, MANY_ROWS, SMALL_FP8, has_few_rows, prefers_torch_fp8, streams_fp8
 from .launch import dense_product, product
 from .torch_product import torch_bmm_fp8, torch_scaled_mm
@@ -189,6 +189,8 @@ def bmm_fp8(
     if is_traced() or compiler._is_compiling_flag:
         _bmm_fp8(made, A, B, A_scale, B_scale, None)
         return made
+    if out is not None and A.is_cuda:
+        refuse_shared_memory("bmm_fp8", out, A=A, B=B, A_scale=A_scale, B_scale=B_scale)
     if backend == "auto":
         launch = tuned_bmm_fp8(made, A, B, A_scale, B_scale, bmm_fp8.suitable_auto_backends)
         _launches.keep(launch, "auto", A, B, A_scale, B_scale, dtype, out, backend)

@@ -34,7 +34,7 @@ def torch_product(
     if out is None:
         out = multiply(a, b)
         return out if out.dtype is _BF16 else None  # another dtype: autocast is on
-    if out.dtype is not _BF16 or out.shape != shape:
+    if out.dtype is not _BF16 or out.shape != shape or out is a or out is b:
         return None
     return multiply(a, b, out=out)
 

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 import torch
 
 import flashinfer
 import flashinfer.fused_moe as moe
 from flashinfer import gemm
+from flashinfer.gemm.checks import refuse_shared_memory
 
 BF16, F16, E4M3, INT = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int32
 SHARED = r"must not share memory|unsupported operation"  # the second text is that of torch, which multiplies on CUDA
@@ -165,3 +169,25 @@ def test_columns_beside_each_other_are_apart(device):
     a.copy_(m.rows(7, 256))
     b = m.rows(256, 256).T
     torch.testing.assert_close(gemm.mm_bf16(a, b, out=here), gemm.mm_bf16(a.contiguous(), b))
+
+
+def refusal(call, *arguments, **named):
+    try:
+        call(*arguments, **named)
+    except RuntimeError as error:
+        return re.sub(r"^.*?(out)", r"\1", str(error))
+    return ""
+
+
+def test_checks_before_torch_are_those_of_the_launchers():
+    """Outputs and inputs at random places of one buffer: what Python refuses is what the C++ checks refuse."""
+    draw, verdicts = random.Random(0), set()
+    weights = torch.zeros(4, 8, dtype=BF16)
+    for _ in range(400):
+        buffer = torch.zeros(256, dtype=BF16)
+        a = buffer.as_strided((4, 8), (draw.choice((8, 16, 32)), 1), draw.randrange(64))
+        out = buffer.as_strided((4, 4), (draw.choice((0, 2, 4, 8, 16, 32)), 1), draw.randrange(128))
+        text = refusal(refuse_shared_memory, "mm_bf16", out, a=a, b=weights)
+        assert text == refusal(gemm.mm_bf16, a, weights.T, out=out)
+        verdicts.add(text[:25])
+    assert len(verdicts) == 4, "each verdict is to be drawn"
