@@ -13,12 +13,42 @@ from .._compat.tllm_enums import ActivationType as ActivationType
 from .._compat.tllm_enums import RoutingInputMode as RoutingInputMode
 from .._compat.tllm_enums import RoutingMethodType
 from .._runtime.errors import ArgumentError
+from .backends import ALL_BACKEND_CONFIGS as ALL_BACKEND_CONFIGS
+from .backends import MAX_SUPPORTED_TOP_EXPERTS as MAX_SUPPORTED_TOP_EXPERTS
+from .backends import MAX_SUPPORTED_TOTAL_EXPERTS as MAX_SUPPORTED_TOTAL_EXPERTS
 from .backends import B12xNvfp4Config as B12xNvfp4Config
 from .backends import B12xW4A16Config as B12xW4A16Config
+from .backends import CakeWarpDecodeConfig as CakeWarpDecodeConfig
+from .backends import CudnnFrostBf16Config as CudnnFrostBf16Config
+from .backends import CudnnFrostMxfp8Config as CudnnFrostMxfp8Config
+from .backends import CudnnFrostMxfp8Mxfp4Config as CudnnFrostMxfp8Mxfp4Config
+from .backends import CudnnFrostNvfp4Config as CudnnFrostNvfp4Config
 from .backends import CuteDslConfig as CuteDslConfig
+from .backends import CuTileBf16Config as CuTileBf16Config
+from .backends import CuTileFp8PerTensorBf16Config as CuTileFp8PerTensorBf16Config
+from .backends import CuTileFp8PerTensorConfig as CuTileFp8PerTensorConfig
+from .backends import CuTileMxfp4Bf16Config as CuTileMxfp4Bf16Config
+from .backends import CuTileMxfp4Config as CuTileMxfp4Config
+from .backends import CuTileMxfp4Mxfp8Config as CuTileMxfp4Mxfp8Config
+from .backends import CuTileMxfp8Bf16Config as CuTileMxfp8Bf16Config
+from .backends import CuTileMxfp8Config as CuTileMxfp8Config
+from .backends import CuTileNvfp4Bf16Config as CuTileNvfp4Bf16Config
+from .backends import CuTileNvfp4Config as CuTileNvfp4Config
 from .backends import CutlassBf16Config as CutlassBf16Config
 from .backends import CutlassConfig as CutlassConfig
+from .backends import CutlassFp8BlockConfig as CutlassFp8BlockConfig
+from .backends import CutlassFp8PerTensorConfig as CutlassFp8PerTensorConfig
+from .backends import CutlassHummingConfig as CutlassHummingConfig
+from .backends import CutlassMxfp8Config as CutlassMxfp8Config
+from .backends import CutlassMxfp8Mxfp4Config as CutlassMxfp8Mxfp4Config
+from .backends import CutlassNvfp4Config as CutlassNvfp4Config
+from .backends import CutlassW4A8Config as CutlassW4A8Config
 from .backends import CutlassW4A16Config as CutlassW4A16Config
+from .backends import PrimsTsConfig as PrimsTsConfig
+from .backends import SM12xFp8Config as SM12xFp8Config
+from .backends import SM12xMxfp8Mxfp4Config as SM12xMxfp8Mxfp4Config
+from .backends import SM12xNvfp4Bf16Config as SM12xNvfp4Bf16Config
+from .backends import SM12xNvfp4Config as SM12xNvfp4Config
 from .backends import TrtllmBf16Config as TrtllmBf16Config
 from .backends import TrtllmFp4Config as TrtllmFp4Config
 from .backends import TrtllmFp8BlockConfig as TrtllmFp8BlockConfig
@@ -112,9 +142,9 @@ class BackendOptions(_Printed):
 
     candidates: tuple[Any, ...] = ()
 
-    def valid_for(self, arch: int) -> tuple[Any, ...]:
+    def valid_for(self, arch: int) -> list[Any]:
         """Return the candidates that support an architecture, such as 90."""
-        return tuple(candidate for candidate in self.candidates if candidate.supported(arch))
+        return [candidate for candidate in self.candidates if candidate.supported(arch)]
 
     def __len__(self) -> int:
         return len(self.candidates)

@@ -26,6 +26,7 @@ __all__ = [
     "SiTU",
     "SwiGLU",
     "SwiGLUStep",
+    "formats_of",
 ]
 
 _LARGEST = 3.4028234663852886e38  # of float32
@@ -72,6 +73,11 @@ _PAIRS = {
     QuantVariant.W4A16: (QuantFormat.MXFP4, QuantFormat.BF16),
 }
 _VARIANTS = {pair: variant for variant, pair in _PAIRS.items()}
+
+
+def formats_of(variant: QuantVariant) -> tuple[QuantFormat, QuantFormat]:
+    """Return the formats of weights and activations that an older name stands for."""
+    return _PAIRS[variant]
 
 
 class _Unset:

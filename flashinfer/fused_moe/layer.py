@@ -7,7 +7,6 @@ from typing import Any, Optional, Sequence, Union
 
 import torch
 
-from .._compat.tllm_enums import RoutingInputMode
 from .._runtime.arch import get_compute_capability
 from .._runtime.errors import ArgumentError
 from ..autotuner import AutoTuner, TunableRunner, TuningConfig
@@ -18,20 +17,26 @@ from .utils import make_hybrid_bucket_mapper
 __all__ = ["MoELayer"]
 
 
+_MOST_WINNERS = 128
+
+
 class _Call(TunableRunner):
     """One call by one backend, for the autotuner: backends take their weights in different forms."""
 
     def __init__(self, runner: MoERunner, inputs: list[Any], extras: tuple[Any, ...]) -> None:
         self.runner, self.inputs, self.extras = runner, inputs, extras
 
-    def get_valid_tactics(self, inputs: list[Any], profile: Any) -> Sequence[int]:
-        return [-1]
+    def get_valid_tactics(self, inputs: list[Any], profile: Any) -> Sequence[Any]:
+        return self.runner.get_valid_tactics(self.inputs, profile)
 
     def get_cache_key_extras(self, inputs: list[Any]) -> tuple[Any, ...]:
-        return (*self.runner.get_cache_key_extras(self.inputs), *self.extras)
+        state = self.runner.launch_state_for(self.inputs)
+        return (*self.runner.get_cache_key_extras(self.inputs), *self.extras, state)
 
     def forward(self, inputs: list[Any], tactic: Any = -1, do_preparation: bool = False, **kwargs: Any) -> torch.Tensor:
-        return self.runner.forward(self.inputs)
+        options = self.runner.launch_kwargs_for(self.inputs)
+        out: torch.Tensor = self.runner.forward(self.inputs, tactic=tactic, do_preparation=do_preparation, **options)
+        return out
 
     def __hash__(self) -> int:
         return hash(self.extras)
@@ -43,7 +48,9 @@ class _Call(TunableRunner):
 def _call_of(runner: MoERunner, pack: MoEActivationPack, weights: MoEWeightPack, extras: tuple[Any, ...]) -> _Call:
     """Return a call whose class has the name of the runner's class: files of the autotuner name classes."""
     kind = type(type(runner).__name__, (_Call,), {})
-    return kind(runner, runner.pack_inputs(pack, weights), (type(runner).__name__, *extras))
+    inputs = runner.pack_inputs(pack, weights)
+    hook = runner.tuning_config_for(inputs).inputs_pre_hook
+    return kind(runner, inputs if hook is None else hook(inputs), (type(runner).__name__, *extras))
 
 
 class MoELayer:
@@ -84,7 +91,7 @@ class MoELayer:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.runners: list[MoERunner] = self._build_runners()
         self._bucket_of = make_hybrid_bucket_mapper(config.execution.tune_max_num_tokens)
-        self._winners: dict[tuple[int, RoutingInputMode], MoERunner] = {}
+        self._winners: dict[tuple[Any, ...], tuple[MoERunner, Any]] = {}
         self._last: Optional[MoERunner] = None
 
     def _build_runners(self) -> list[MoERunner]:
@@ -97,25 +104,31 @@ class MoELayer:
         for backend in self.config.backend:
             name = type(backend).__name__
             is_supported = getattr(backend, "runs_on_cpu", False) if is_cpu else backend.supported(arch)
-            if not is_supported:
+            runner_class = _BACKEND_RUNNERS.get(type(backend))
+            if not is_supported or runner_class is None:
                 lacks = getattr(backend, "lacks", None)
                 where = "the CPU" if is_cpu else f"SM{arch}"
+                if is_supported:
+                    lacks = "a runner, and none is registered"
                 reasons.append(f"{name} needs {lacks}" if lacks else f"{name} does not run on {where}")
                 continue
-            runner = _BACKEND_RUNNERS[type(backend)](self.config, self.device)
             try:
+                runner = runner_class(self.config, self.device)  # type: ignore[call-arg]
                 runner.check_support()
-            except NotImplementedError as error:
-                reasons.append(str(error))
-                is_refused = True
+                runner.build()
+            except Exception as error:  # what a backend cannot do leaves the others
+                reasons.append(f"{runner_class.__name__}: {str(error).removeprefix(f'{runner_class.__name__}: ')}")
+                is_refused |= isinstance(error, NotImplementedError)
                 continue
-            runner.build()
             built.append(runner)
         if not built:
             text = "; ".join(reasons) or "config.backend has no candidates"
             error_type = NotImplementedError if is_refused else RuntimeError  # the first is a kind of the second
-            raise error_type(f"MoELayer: none of the configured backends can serve the configuration: {text}")
-        return list(built)
+            raise error_type(
+                f"MoELayer: none of the configured backends can serve the configuration. Backends rejected this "
+                f"configuration: {text}"
+            )
+        return built
 
     @property
     def winner_backend(self) -> Optional[str]:
@@ -127,37 +140,62 @@ class MoELayer:
         self._winners.clear()
         self._last = None
 
-    def _choose(self, pack: MoEActivationPack, weights: MoEWeightPack) -> MoERunner:
+    def refresh_backends(self) -> None:
+        """Make the runners anew, after a change of the backends that are registered, and forget the choices."""
+        self.runners = self._build_runners()
+        self.reset_winner()
+
+    def _eligible(self, pack: MoEActivationPack, weights: MoEWeightPack) -> list[MoERunner]:
+        """Return the runners that can compute a call."""
         mode = pack.routing_input_mode
-        able = [runner for runner in self.runners if mode in runner.modes]
+        able = [runner for runner in self.runners if mode in runner.supported_routing_modes]
         if not able:
             keys = ", ".join(runner.backend_key for runner in self.runners)
-            raise NotImplementedError(f"MoELayer: routing_input_mode must be one that {keys} serve, got {mode.name}")
-        ready = [runner for runner in able if runner.backend_key in weights.native_views]
+            raise NotImplementedError(
+                f"MoELayer: no backend can support routing_input_mode {mode.name}: routing_input_mode must be one that "
+                f"{keys} serve, got {mode.name}"
+            )
+        ready = [runner for runner in able if runner.accepts(pack, weights)]
         if not ready:
-            able[0].pack_inputs(pack, weights)  # raises KeyError, naming what was prepared
-        if len(ready) == 1:
-            return ready[0]
-        extras = (self._bucket_of(pack.num_tokens), mode.name)
-        calls = [_call_of(runner, pack, weights, extras) for runner in ready]
-        chosen, _ = AutoTuner.get().choose_one("flashinfer::MoELayer", calls, TuningConfig(), [])
-        return next(runner for runner, call in zip(ready, calls, strict=True) if call is chosen)
+            able[0].pack_inputs(pack, weights)  # names what is wrong, such as a KeyError with what was prepared
+            raise NotImplementedError(f"MoELayer: act_pack must be one that a backend accepts, got {pack}")
+        return ready
+
+    def _select_winner(
+        self, act_pack: MoEActivationPack, weight_pack: MoEWeightPack, runners: Sequence[MoERunner]
+    ) -> tuple[MoERunner, Any]:
+        """Return the runner of a call and its tactic: kept for each bucket, mode and set of runners, or chosen anew."""
+        mode = act_pack.routing_input_mode
+        key = (self._bucket_of(act_pack.num_tokens), mode, tuple(map(id, runners)))
+        tuner = AutoTuner.get()
+        if key in self._winners and not tuner.is_tuning_mode:
+            return self._winners[key]
+        if len(runners) == 1 and not AutoTuner.was_used:
+            chosen: tuple[MoERunner, Any] = (runners[0], -1)
+        else:
+            extras = (key[0], mode.name)
+            calls = [_call_of(runner, act_pack, weight_pack, extras) for runner in runners]
+            call, tactic = tuner.choose_one("flashinfer::MoELayer", calls, TuningConfig(), [])
+            chosen = next((runner, tactic) for runner, one in zip(runners, calls, strict=True) if one is call)
+        if len(self._winners) >= _MOST_WINNERS and key not in self._winners:
+            self._winners.pop(next(iter(self._winners)))
+        self._winners[key] = chosen
+        return chosen
 
     def __call__(self, act_pack: MoEActivationPack, weight_pack: MoEWeightPack) -> torch.Tensor:
         """Return the output of the layer for a pack of tokens."""
         limit = self.config.execution.tune_max_num_tokens
         if act_pack.num_tokens > limit:
             raise ArgumentError(
-                f"MoELayer: number of tokens {act_pack.num_tokens} exceeds tune_max_num_tokens = {limit}"
+                f"MoELayer: number of tokens must be at most the planned number: num_tokens={act_pack.num_tokens} "
+                f"exceeds tune_max_num_tokens={limit}"
             )
         if act_pack.hidden_states_q.device.type != self.device.type:
             raise ArgumentError(
                 f"MoELayer: hidden_states_q must be on {self.device}, got {act_pack.hidden_states_q.device}"
             )
-        key = (self._bucket_of(act_pack.num_tokens), act_pack.routing_input_mode)
-        runner = self._winners.get(key)
-        may_tune = len(self.runners) > 1 and AutoTuner.get().is_tuning_mode
-        if runner is None or may_tune or runner.backend_key not in weight_pack.native_views:
-            runner = self._winners[key] = self._choose(act_pack, weight_pack)
+        runner, tactic = self._select_winner(act_pack, weight_pack, self._eligible(act_pack, weight_pack))
         self._last = runner
-        return runner.forward(runner.pack_inputs(act_pack, weight_pack))
+        inputs = runner.pack_inputs(act_pack, weight_pack)
+        out: torch.Tensor = runner.forward(inputs, tactic=tactic, **runner.launch_kwargs_for(inputs))
+        return out

@@ -63,7 +63,7 @@ def test_configurations_of_all_backends():
 def test_backends():
     old, new = (SimpleNamespace(supported=archs.__contains__) for archs in ([80, 90], [90, 100]))
     options = BackendOptions((old, new))
-    assert options.valid_for(90) == (old, new) and options.valid_for(100) == (new,)
+    assert options.valid_for(90) == [old, new] and options.valid_for(100) == [new]
     assert len(options) == 2 and list(options) == [old, new]
 
 

@@ -131,12 +131,17 @@ def test_workspaces_are_kept_for_powers_of_two(device):
     made = MoELayer(config(), device)
     runner = made.runners[0]
     for tokens in (5, 8, 6, 3):
-        before = len(runner._workspace_cache)
         made(pack_of(device, tokens), weights)
-        assert len(runner._workspace_cache) == before  # a call takes no memory that another call may have
-        runner._ensure_workspace(tokens, HIDDEN)
     assert sorted(capacity for capacity, _ in runner._workspace_cache) == [4, 8]
-    assert runner._ensure_workspace(7, HIDDEN) is runner._ensure_workspace(8, HIDDEN)
+    assert (runner._workspace_num_tokens, runner._workspace_hidden_size) == (4, HIDDEN)
+    inputs = runner.pack_inputs(pack_of(device, 7), weights)
+    large = runner._workspace
+    assert runner._ensure_workspace(7, HIDDEN) is runner._ensure_workspace(8, HIDDEN) is large
+    runner._ensure_workspace(3, HIDDEN)
+    assert runner._workspace is not large
+    runner.forward(inputs)  # selects the buffer of its own size again
+    assert runner._workspace is large
+    assert runner._prepare_tuning_inputs(inputs) is inputs
 
 
 def test_threads_share_a_layer():
@@ -245,13 +250,13 @@ def test_architectures(monkeypatch):
     with pytest.warns(DeprecationWarning, match="CutlassConfig is deprecated"):
         old = CutlassConfig()
     assert not old.supported(90)
-    assert BackendOptions((CutlassBf16Config(), old)).valid_for(90) == (CutlassBf16Config(),)
+    assert BackendOptions((CutlassBf16Config(), old)).valid_for(90) == [CutlassBf16Config()]
 
 
 def test_refused_calls(device):
     weights, *_ = bf16_weights(device)
     made = MoELayer(config(execution=ExecutionConfig(tune_max_num_tokens=8)), device)
-    with pytest.raises(ValueError, match="exceeds tune_max_num_tokens = 8"):
+    with pytest.raises(ValueError, match="num_tokens=9 exceeds tune_max_num_tokens=8"):
         made(pack_of(device, 9), weights)
     with pytest.raises(KeyError, match="cutlass_bf16"):
         made(pack_of(device), MoEWeightPack())
@@ -262,13 +267,15 @@ def test_refused_calls(device):
         made(dataclasses.replace(pack, topk_weights=pack.topk_weights.double()), weights)
     with pytest.raises(TypeError, match=r"hidden_states_q must be torch\.bfloat16"):
         made(MoEActivationPack(pack.hidden_states_q.half(), None, pack.topk_ids, pack.topk_weights), weights)
-    made.runners[0].__class__.modes, kept = frozenset(), type(made.runners[0]).modes
+    kept, CutlassBf16Runner.supported_routing_modes = CutlassBf16Runner.supported_routing_modes, frozenset()
     try:
         made.reset_winner()
-        with pytest.raises(NotImplementedError, match="routing_input_mode must be one that cutlass_bf16 serve"):
+        with pytest.raises(
+            NotImplementedError, match=r"support routing_input_mode .* must be one that cutlass_bf16 serve"
+        ):
             made(pack, weights)
     finally:
-        made.runners[0].__class__.modes = kept
+        CutlassBf16Runner.supported_routing_modes = kept
 
 
 def test_lifecycle(device):
@@ -283,7 +290,7 @@ def test_lifecycle(device):
         runner.forward([])
     runner.build()
     assert runner.forward(runner.pack_inputs(pack_of(device), weights)).shape == (5, HIDDEN)
-    assert runner.get_cache_key_extras([]) == ("cutlass_bf16", EXPERTS, TOP_K, INNER, "BF16")
+    assert runner.get_cache_key_extras([])[:6] == ("cutlass_bf16", EXPERTS, TOP_K, INNER, "BF16", "BF16")
     with pytest.raises(NotImplementedError, match=r"quant\.variant must be W4A16, got BF16"):
         CutlassW4A16Runner(config(), device).check_support()
 
@@ -324,11 +331,13 @@ def test_lifecycle_of_any_runner():
 
 def test_prepared_weights_are_checked():
     w1, w2 = weights_of("cpu")
-    with pytest.raises(TypeError, match=r"w1_bf16 must be torch\.bfloat16, got torch\.float32"):
+    with pytest.raises(
+        TypeError, match=r"w1_bf16 must be torch\.bfloat16, as it expects BF16 weights, got torch\.float32"
+    ):
         CutlassBf16Config.prepare_weights(w1.float(), w2, **SIZES)
     with pytest.raises(ValueError, match=r"w2_bf16 must be \(4, 128, 128\), got \(4, 64, 128\)"):
         CutlassBf16Config().prepare_weights(w1, w2[:, :64], **SIZES)
-    with pytest.raises(ValueError, match="multiples of 128, got 128 and 64"):
+    with pytest.raises(ValueError, match="divisible by 128, got 128 and 64"):
         CutlassW4A16Config.prepare_weights(w1[:, :128], w2[:, :, :64], **{**SIZES, "intermediate_size": 64})
 
 
