@@ -14,6 +14,7 @@ from .dimensions import smaller_mla_dimensions as smaller_mla_dimensions
 from .dimensions import supported_mla_head_dimensions as supported_mla_head_dimensions
 from .dimensions import supported_mla_layer_dimensions as supported_mla_layer_dimensions
 from .legacy import BatchDecodeMlaWithPagedKVCacheWrapper
+from .metadata import MLAPlanMetadata as MLAPlanMetadata
 
 __all__ = ["BatchDecodeMlaWithPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper"]
 

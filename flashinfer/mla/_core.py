@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
+from numbers import Real
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -26,9 +28,11 @@ from ..attention.options import CAUSAL, NON_CAUSAL, fa3_serves_mla
 from ..attention.outputs import lse_buffer, output_buffer
 from ..attention.wrapper import Launch, PlannedWrapper, run_planned
 from ..jit.attention import gen_batch_mla_module
-from ..trace.templates.mla import mla_paged_decode_trace
+from ..trace.templates.mla import mla_run_trace
 from . import page_ids
 from .call_state import MLAState
+from .metadata import MLAPlanMetadata
+from .plan_forms import Declared, plan_tables, split_query, with_sinks
 from .scales import LatentScales
 
 __all__ = ["BatchMLAPagedAttentionWrapper", "get_batch_mla_module"]
@@ -83,6 +87,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     _locked_inside = ("run",)
 
     _blackwell_auto_fallback_warned = False
+    _declared: Optional[Declared] = None  # what plan declared of the calls of run; None: the older form of both
+    _enable_pdl: Optional[bool] = None
     _page_ranges: Optional[tuple[np.ndarray, np.ndarray]] = None  # page offsets and key counts of the requests
 
     _launched = ("q_nope", "ckv_cache", "kpe_cache", "out", "lse", "q_pe")
@@ -149,19 +155,34 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     @explain_type_errors
     def plan(
         self,
-        qo_indptr: torch.Tensor,
-        kv_indptr: torch.Tensor,
-        kv_indices: torch.Tensor,
-        kv_len_arr: torch.Tensor,
-        num_heads: int,
-        head_dim_ckv: int,
-        head_dim_kpe: int,
-        page_size: int,
-        causal: bool,
-        sm_scale: float,
-        q_data_type: Union[str, torch.dtype],
-        kv_data_type: Union[str, torch.dtype],
+        qo_indptr: Optional[torch.Tensor] = None,
+        kv_indptr: Optional[torch.Tensor] = None,
+        kv_indices: Optional[torch.Tensor] = None,
+        kv_len_arr: Optional[torch.Tensor] = None,
+        num_heads: Optional[int] = None,
+        head_dim_ckv: Optional[int] = None,
+        head_dim_kpe: Optional[int] = None,
+        page_size: Optional[int] = None,
+        causal: Optional[bool] = None,
+        sm_scale: Optional[float] = None,
+        q_data_type: Union[str, torch.dtype, None] = None,
+        kv_data_type: Union[str, torch.dtype, None] = None,
         use_profiler: bool = False,
+        *,
+        metadata: Optional[MLAPlanMetadata] = None,
+        cum_seq_lens_q: Optional[torch.Tensor] = None,
+        block_tables: Optional[torch.Tensor] = None,
+        seq_lens: Optional[torch.Tensor] = None,
+        max_q_len: Optional[int] = None,
+        query_layout: Optional[str] = None,
+        kv_cache_layout: Optional[str] = None,
+        lse_mode: str = "none",
+        output_dtype: Optional[torch.dtype] = None,
+        output_scale: str = "none",
+        scale_mode: str = "default",
+        skip_softmax: bool = False,
+        enable_pdl: Optional[bool] = None,
+        use_sinks: bool = False,
     ) -> None:
         """Plan a batch. Index arrays on the GPU are copied to the host in one transfer, which waits for the GPU.
 
@@ -189,13 +210,63 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             float16 or bfloat16; a float8_e4m3fn cache goes with bfloat16 queries.
         use_profiler : bool
             Whether ``run`` will be given a profiler buffer. Kernels here write no events into it.
+        metadata : Optional[MLAPlanMetadata]
+            All tables, instead of the first four arguments.
+        cum_seq_lens_q, block_tables, seq_lens : Optional[torch.Tensor]
+            Instead of the first four arguments: the fields of ``MLAPlanMetadata`` of these names.
+        max_q_len : Optional[int]
+            Most rows of a request; None: taken from ``cum_seq_lens_q``.
+        query_layout, kv_cache_layout : Optional[str]
+            What ``run`` will be given: "packed", one tensor of ``head_dim_ckv + head_dim_kpe`` columns, or "split", a
+            pair. None: "packed" with ``metadata``; without it, whatever ``run`` is given.
+        lse_mode : str
+            "none", "base2" or "basee": the LSE that ``run`` may return. Binding with ``metadata`` or dense tables, or
+            if it is not "none".
+        output_dtype : Optional[torch.dtype]
+            None or the dtype of the queries.
+        output_scale : str
+            "none"; "per-tensor" needs SM100.
+        scale_mode : str
+            "default" (implies "kv-per-tensor" for an FP8 cache); "bmm-scalar": ``run`` is given ``bmm1_scale``, the
+            scale of the logits instead of ``sm_scale``, and ``bmm2_scale``, that of the output, and the stored values
+            have no other scales. "bmm-tensor" needs SM100.
+        skip_softmax : bool
+            False; True needs SM100.
+        enable_pdl : Optional[bool]
+            Programmatic dependent launch; None enables it where the device supports it.
+        use_sinks : bool
+            Whether ``run`` will be given ``sinks``.
         """
         if self._backend == "cutlass":
             raise GPUArchitectureError(
                 f"{self._op}.plan: backend must be fa2 here, got 'cutlass', which needs SM100; usable: fa2"
             )
+        op = f"{self._op}.plan"
+        self._require_sizes(
+            op, num_heads=num_heads, head_dim_ckv=head_dim_ckv, head_dim_kpe=head_dim_kpe, page_size=page_size,
+            causal=causal, sm_scale=sm_scale, q_data_type=q_data_type, kv_data_type=kv_data_type,
+        )  # fmt: skip
+        assert num_heads is not None and head_dim_ckv is not None and head_dim_kpe is not None
+        assert page_size is not None and causal is not None and sm_scale is not None
+        assert q_data_type is not None and kv_data_type is not None
         q_dtype, kv_dtype = canonicalize_torch_dtype(q_data_type), canonicalize_torch_dtype(kv_data_type)
         self._check_types(q_dtype, kv_dtype, head_dim_ckv, head_dim_kpe)
+        is_dense = metadata is not None or block_tables is not None
+        default_layout = None if metadata is None else "packed"
+        declared = Declared(
+            query_layout or default_layout,
+            kv_cache_layout or default_layout,
+            lse_mode,
+            is_dense or lse_mode != "none",
+            output_dtype,
+            scale_mode,
+            use_sinks,
+        ).check(op, q_dtype, output_scale, skip_softmax)
+        if qo_indptr is None or kv_indptr is None or kv_indices is None or kv_len_arr is None or is_dense:
+            csr = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "kv_indices": kv_indices, "kv_len_arr": kv_len_arr}
+            dense = {"cum_seq_lens_q": cum_seq_lens_q, "block_tables": block_tables, "seq_lens": seq_lens}
+            tables = plan_tables(op, csr, {**dense, "max_q_len": max_q_len}, metadata, page_size)
+            qo_indptr, kv_indptr, kv_indices, kv_len_arr = tables
         rows, pages, lengths = self._host_tables(qo_indptr, kv_indptr, kv_len_arr, page_size)
         fills_tiles = int(rows[-1]) * num_heads >= _FA3_ROWS * max(lengths.size, 1)
         self._backend = self._choose_backend(fills_tiles, q_dtype, kv_dtype, (head_dim_ckv, head_dim_kpe))
@@ -203,6 +274,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         if kv_indices.numel() < used:
             raise ArgumentError(f"{self._op}.plan: kv_indices must have {used} elements, got {kv_indices.numel()}")
         self._plan_info = None  # if the rest fails, no valid plan remains
+        self._declared = None if declared == Declared() else declared
+        self._enable_pdl = enable_pdl
         self._page_ranges = (pages, lengths)
         if self._use_cuda_graph:
             self._fill_graph_buffers(rows, pages, kv_indices, lengths)
@@ -227,6 +300,12 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         )
         if self._use_cuda_graph and self._max_total_num_rows is None:
             self._max_total_num_rows = max(self._num_rows, lengths.size)  # that of the planner in csrc/batch_mla.cu
+
+    @staticmethod
+    def _require_sizes(op: str, **sizes: Any) -> None:
+        for name, value in sizes.items():
+            if value is None:
+                raise TypeError(f"{op}: {name} must be given, got None")
 
     def _module(self, kv_dtype: torch.dtype) -> Any:
         q_dtype = self._cached_q_data_type
@@ -329,13 +408,13 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             buffer.copy_(values, non_blocking=True)
         self._kv_indices_buf[:count].copy_(narrowed(kv_indices, f"{op}: kv_indices"), non_blocking=True)
 
-    @flashinfer_api(trace=mla_paged_decode_trace)
+    @flashinfer_api(trace=mla_run_trace)
     def run(
         self,
-        q_nope: torch.Tensor,
-        q_pe: torch.Tensor,
-        ckv_cache: torch.Tensor,
-        kpe_cache: torch.Tensor,
+        q_nope: torch.Tensor = None,  # type: ignore[assignment]
+        q_pe: torch.Tensor = None,  # type: ignore[assignment]
+        ckv_cache: torch.Tensor = None,  # type: ignore[assignment]
+        kpe_cache: torch.Tensor = None,  # type: ignore[assignment]
         out: Optional[torch.Tensor] = None,
         lse: Optional[torch.Tensor] = None,
         return_lse: bool = False,
@@ -348,8 +427,14 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         # which rewrites parts of the plan: the parameter becomes keyword-only when `plan` publishes them.
         ckv_scale_arr: Optional[torch.Tensor] = None,
         *,
+        query: Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor], None] = None,
+        kv_cache: Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor], None] = None,
         ckv_scale: Optional[float] = None,
         kpe_scale: Optional[float] = None,
+        sinks: Optional[torch.Tensor] = None,
+        skip_softmax_threshold_scale_factor: Optional[float] = None,
+        bmm1_scale: Optional[float] = None,
+        bmm2_scale: Optional[float] = None,
     ) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """Compute attention for the planned batch.
 
@@ -380,6 +465,15 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         ckv_scale_arr : Optional[torch.Tensor]
             Instead of ``ckv_scale``: ``(num_pages, page_size, head_dim_ckv // 128)`` float32, a scale of each token and
             128 columns. The pages of the batch are converted to bfloat16 before the kernel runs.
+        query, kv_cache : Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor], None]
+            Instead of the first four arguments: ``(q_nope, q_pe)`` and ``(ckv_cache, kpe_cache)``, or packed: one
+            tensor with the columns of both.
+        sinks : Optional[torch.Tensor]
+            ``(num_heads,)``, planned with ``use_sinks``: a logit without a value for each head.
+        skip_softmax_threshold_scale_factor : Optional[float]
+            Argument of another backend; must be None.
+        bmm1_scale, bmm2_scale : Optional[float]
+            Scale of the logits and of the output, planned with ``scale_mode="bmm-scalar"``.
 
         Returns
         -------
@@ -388,6 +482,20 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         lse : torch.Tensor
             ``(rows, num_heads)`` float32, with ``return_lse``.
         """
+        if (
+            query is not None
+            or kv_cache is not None
+            or self._declared is not None
+            or sinks is not None
+            or bmm1_scale is not None
+            or bmm2_scale is not None
+            or skip_softmax_threshold_scale_factor is not None
+        ):
+            return self._run_declared(
+                q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse, profiler_buffer, return_lse_base_on_e,
+                o_scale, ckv_scale, ckv_scale_arr, kpe_scale, query, kv_cache, sinks, bmm1_scale, bmm2_scale,
+                skip_softmax_threshold_scale_factor,
+            )  # fmt: skip
         if o_scale is None and ckv_scale is None and ckv_scale_arr is None and kpe_scale is None:
             result = self._repeat(q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse, return_lse_base_on_e)
             if result is not None:
@@ -396,6 +504,108 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse, profiler_buffer, return_lse_base_on_e, o_scale,
             ckv_scale, ckv_scale_arr, kpe_scale,
         )  # fmt: skip
+
+    def _run_declared(
+        self,
+        q_nope: Optional[torch.Tensor],
+        q_pe: Optional[torch.Tensor],
+        ckv_cache: Optional[torch.Tensor],
+        kpe_cache: Optional[torch.Tensor],
+        out: Optional[torch.Tensor],
+        lse: Optional[torch.Tensor],
+        return_lse: bool,
+        profiler_buffer: Optional[torch.Tensor],
+        return_lse_base_on_e: bool,
+        o_scale: Optional[float],
+        ckv_scale: Optional[float],
+        ckv_scale_arr: Optional[torch.Tensor],
+        kpe_scale: Optional[float],
+        query: Any,
+        kv_cache: Any,
+        sinks: Optional[torch.Tensor],
+        bmm1_scale: Optional[float],
+        bmm2_scale: Optional[float],
+        skip_softmax_threshold: Optional[float],
+    ) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """Hold the arguments of ``run`` to what ``plan`` declared, and call it in the older form."""
+        op = f"{self._op}.run"
+        self._require_plan()
+        declared = self._declared or Declared()
+        halves = {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv_cache, "kpe_cache": kpe_cache}
+        tensors, packed = split_query(op, halves, query, kv_cache, self._dims[0])
+        is_natural = declared.check_call(op, packed, return_lse or lse is not None, return_lse_base_on_e)
+        if (sinks is not None) != declared.use_sinks:
+            raise ArgumentError(f"{op}: sinks must be {self._sinks_wanted(declared)}, got {self._kind_of(sinks)}")
+        if skip_softmax_threshold is not None:
+            raise ArgumentError(
+                f"{op}: skip_softmax_threshold_scale_factor must be None (plan had skip_softmax=False), got "
+                f"{skip_softmax_threshold}"
+            )
+        scales: dict[str, Any] = {"ckv_scale": ckv_scale, "kpe_scale": kpe_scale, "ckv_scale_arr": ckv_scale_arr}
+        if declared.scale_mode == "bmm-scalar":
+            scales = self._bmm_scales(op, scales, bmm1_scale, bmm2_scale)
+        elif bmm1_scale is not None or bmm2_scale is not None:
+            raise ArgumentError(
+                f"{op}: bmm1_scale and bmm2_scale must be None (plan had scale_mode={declared.scale_mode!r}), got one"
+            )
+
+        def call(scores: Optional[torch.Tensor], with_lse: bool, natural: bool) -> Any:
+            return self._run_alone(
+                tensors[0], tensors[1], tensors[2], tensors[3],
+                out, scores, with_lse, profiler_buffer, natural, o_scale, scales["ckv_scale"],
+                scales["ckv_scale_arr"], scales["kpe_scale"], bmm1_scale,
+            )  # fmt: skip
+
+        if sinks is None:
+            result = call(lse, return_lse, is_natural)
+        else:
+            self._check_sinks(op, sinks)
+            pair = with_sinks(lambda scores: call(scores, True, False), sinks, lse, is_natural)
+            result = pair if return_lse else pair[0]
+        if bmm2_scale is not None:
+            (result[0] if return_lse else result).mul_(bmm2_scale)
+        return result
+
+    @staticmethod
+    def _sinks_wanted(declared: Declared) -> str:
+        return "a tensor (plan had use_sinks=True)" if declared.use_sinks else "None (plan had use_sinks=False)"
+
+    @staticmethod
+    def _kind_of(value: Any) -> str:
+        return "None" if value is None else f"a {type(value).__name__}"
+
+    def _check_sinks(self, op: str, sinks: torch.Tensor) -> None:
+        check_tensors(op, sinks=sinks)
+        if sinks.shape != (self._num_heads,) or sinks.device != self.device:
+            raise ArgumentError(
+                f"{op}: sinks must have shape ({self._num_heads},) on {self.device}, got {tuple(sinks.shape)} on "
+                f"{sinks.device}"
+            )
+
+    def _bmm_scales(
+        self, op: str, scales: dict[str, Any], bmm1: Optional[float], bmm2: Optional[float]
+    ) -> dict[str, Any]:
+        for name, value in (("bmm1_scale", bmm1), ("bmm2_scale", bmm2)):
+            if not isinstance(value, (float, Real)) or not math.isfinite(value):
+                raise ArgumentError(f"{op}: {name} must be a number (plan had scale_mode='bmm-scalar'), got {value!r}")
+        for name, value in scales.items():
+            if value is not None:
+                raise ArgumentError(f"{op}: {name} must be None (plan had scale_mode='bmm-scalar'), got a value")
+        unit = (
+            1.0 if self._cached_kv_data_type == _FP8 else None
+        )  # bmm1_scale and bmm2_scale contain those of the cache
+        return {"ckv_scale": unit, "kpe_scale": unit, "ckv_scale_arr": None}
+
+    def _require_plan(self) -> None:
+        if self._plan_info is None:
+            raise ArgumentError(
+                f"{self._op}.run: run() was called before plan(): plan() must be called before run(), got no plan"
+                + (
+                    ""
+                    if self._cached_module is None
+                    else " (the last one failed, or workspaces were replaced after it)"
+                )
+            )
 
     def _repeat(
         self,
@@ -477,6 +687,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         ckv_scale: Optional[float],
         ckv_scale_arr: Optional[torch.Tensor],
         kpe_scale: Optional[float],
+        logits_scale: Optional[float] = None,
     ) -> Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """Validate the arguments of ``run`` and launch, while no other call on this wrapper is under way."""
         op = f"{self._op}.run"
@@ -487,6 +698,9 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
                 f"{op}: o_scale is only supported with the cutlass backend: it must be None, got a value"
             )
         self._require_plan()
+        if q_nope is None or q_pe is None or ckv_cache is None or kpe_cache is None:  # words what is missing
+            halves = {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv_cache, "kpe_cache": kpe_cache}
+            split_query(op, halves, None, None, self._dims[0])
         self._check_run(op, q_nope, q_pe, ckv_cache, kpe_cache)
         if self._use_profiler and profiler_buffer is None:
             raise ArgumentError(f"{op}: profiler_buffer must be a tensor (use_profiler was planned), got None")
@@ -497,7 +711,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         if return_lse or lse is not None:
             lse = lse_buffer(op, lse, q_nope.shape[:2], q_nope)
         indices: Optional[torch.Tensor] = None  # None: page ids of the plan; an exported program would freeze them
-        pages, sm_scale = self._kv_indices_buf, self._sm_scale
+        pages, sm_scale = self._kv_indices_buf, self._sm_scale if logits_scale is None else logits_scale
         assert pages is not None and sm_scale is not None
         if scales is not None:
             q_pe, sm_scale = scales.fold(q_pe, sm_scale)
@@ -508,9 +722,9 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         numbers = [sm_scale, float(return_lse_base_on_e)]
         launch = Launch(q_nope, ckv_cache, kpe_cache, out, lse, tensors, numbers)
         if scales is None and not self._use_profiler and not _is_compiling():
-            self._launch_kept(launch, None, 1.0)
+            self._launch_kept(launch, self._enable_pdl, 1.0)
         else:
-            run_planned(self._handle, *launch, None)
+            run_planned(self._handle, *launch, self._enable_pdl)
         if scales is not None and scales.ckv != 1.0:
             out.mul_(scales.ckv)
         return (out, lse) if return_lse else out  # type: ignore[return-value]

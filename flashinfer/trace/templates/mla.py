@@ -9,11 +9,11 @@ from typing import Any, Optional
 import torch
 
 from ..notation import template_of_text
-from ..template import Axis, Const, Scalar, Tensor, TraceTemplate, Var
+from ..template import Axis, Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var
 from .attention_shared import PAGE_TABLE
 from .shared import even_indptr, normal, seeded
 
-__all__ = ["mla_decode_trace", "mla_paged_decode_trace", "mla_paged_reference"]
+__all__ = ["mla_decode_trace", "mla_paged_decode_trace", "mla_paged_reference", "mla_run_trace"]
 
 
 def mla_paged_reference(
@@ -192,6 +192,65 @@ mla_paged_decode_trace = template_of_text(
     constraints=["len_indptr == batch_size + 1", "num_kv_indices == kv_indptr[-1].item()"],
     description="Latent attention: one key for all heads, whose first part is the value too.",
 )
+
+
+def _mla_packed_reference(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    sm_scale: Optional[float],
+    ckv_scale: Optional[float] = None,
+    kpe_scale: Optional[float] = None,
+    return_lse: bool = False,
+    head_dim_ckv: int = 512,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    queries = query[..., :head_dim_ckv], query[..., head_dim_ckv:]
+    caches = kv_cache[..., :head_dim_ckv], kv_cache[..., head_dim_ckv:]
+    return _mla_paged_decode_reference(
+        *queries, *caches, kv_indptr, kv_indices, sm_scale, ckv_scale, None, kpe_scale, **_
+    )
+
+
+_TABLE = (
+    "kv_indptr[len_indptr]:int32?; kv_indices[num_kv_indices]:int32?; sm_scale:float32?; ckv_scale:float32?;"
+    "kpe_scale:float32?; return_lse:int32?"
+)
+
+_mla_pairs_trace = template_of_text(
+    "mla_paged_pairs_h{num_qo_heads}_ckv{head_dim_ckv}_kpe{head_dim_kpe}_ps{page_size}",
+    "mla_paged",
+    var="batch_size num_pages len_indptr num_kv_indices",
+    inputs="q_nope[batch_size, num_qo_heads, head_dim_ckv]<-query[0];"
+    "q_pe[batch_size, num_qo_heads, head_dim_kpe]<-query[1];"
+    "ckv_cache[num_pages, page_size, head_dim_ckv]<-kv_cache[0];"
+    f"kpe_cache[num_pages, page_size, head_dim_kpe]<-kv_cache[1]; {_TABLE}",
+    outputs="output[batch_size, num_qo_heads, head_dim_ckv]=q_nope; lse[batch_size, num_qo_heads]:float32?",
+    reference=_mla_paged_decode_reference,
+    constraints=["len_indptr == batch_size + 1", "num_kv_indices == kv_indptr[-1].item()"],
+    description="Latent attention whose queries and cache are pairs of tensors.",
+)
+
+_mla_packed_trace = template_of_text(
+    "mla_paged_packed_h{num_qo_heads}_d{head_dim}_ps{page_size}",
+    "mla_paged",
+    var="batch_size num_pages len_indptr num_kv_indices head_dim_ckv",
+    inputs="query[batch_size, num_qo_heads, head_dim]; kv_cache[num_pages, page_size, head_dim];" + _TABLE,
+    outputs="output[batch_size, num_qo_heads, head_dim_ckv]=query; lse[batch_size, num_qo_heads]:float32?",
+    reference=_mla_packed_reference,
+    constraints=["len_indptr == batch_size + 1", "num_kv_indices == kv_indptr[-1].item()"],
+    description="Latent attention whose queries and cache have the columns of both parts in one tensor.",
+)
+
+
+def _choose_mla(query: Any = None, kv_cache: Any = None, **_: Any) -> TraceTemplate:
+    if query is None and kv_cache is None:
+        return mla_paged_decode_trace
+    return _mla_packed_trace if isinstance(query, torch.Tensor) else _mla_pairs_trace
+
+
+mla_run_trace = TraceDispatch(_choose_mla, (mla_paged_decode_trace, _mla_pairs_trace, _mla_packed_trace))
 
 mla_decode_trace = TraceTemplate(
     "mla_paged",
