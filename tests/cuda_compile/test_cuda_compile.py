@@ -85,36 +85,53 @@ SPILLS_MEASURED = ("sampling",)
 #: include it. Replays of 8-bit states spill 4 bytes.
 SPILLS_KNOWN = ("gdn_prefill", "gdn_step", "kda_step", "ssd", "ssu_int16_bfloat16", "ssu_int16_float16")
 
-#: Parts of a unit's name that only say for which element type or tile its templates are instantiated.
-REPETITION = re.compile(r"_(b?float16(_t)?|float|b?fp?16|fp8|\d+x\d+)(?=_|$)")
+#: Parts of a unit's name that only say for which element type, width of rows or tile its templates are instantiated.
+REPETITION = re.compile(r"_(b?float16(_t)?|float|b?fp?16|fp8|w\d\d+|\d+x\d+)(?=_|$)")
 
-#: Units of forms that test_gemm.py and test_gemm_sm90.py compile, with more checks and larger tiles.
-ELSEWHERE = {("gemm", "gemm"), ("gemm_sm90_bf16", "gemm_sm90_tile")} | {
+#: The same of a module's name: dtypes without scales, and numbers of a shape.
+REPEATED_MODULE = re.compile(r"_(b?float(16|32)|[hdn]\d+)(?=_|$)")
+
+#: Units of forms that test_gemm.py, test_gemm_sm90.py and test_mqa_logits_sm90.py compile, with more checks.
+ELSEWHERE = {("gemm", "gemm"), ("gemm_sm90_bf16", "gemm_sm90_tile"), ("gemm_sm90_bf16", "gemm_sm90_swapped")} | {
     ("gemm_sm90_fp8_block", f"gemm_sm90_{f}") for f in ("tile", "gather", "split", "swapped", "quantizing")
 }
 ELSEWHERE |= {(f"gemm_w4_sm90_{kind}", "gemm_w4_sm90_tile") for kind in ("mxfp4", "mxfp4_fp8", "int4")}
 ELSEWHERE |= {("gemm_sm90_fp8", "gemm_sm90_swapped")}  # the swapped form of bf16; the factor is that of its plain form
 ELSEWHERE |= {("gemm_sm90_fp16", f"gemm_sm90_{f}") for f in ("tile", "swapped")}  # those of bf16
+ELSEWHERE |= {("mqa_logits_sm90_h8_d256_n2", "mqa_logits_sm90_kernels")}
 
 
-def one_of_each(spec: JitSpec) -> list[Path]:
-    """Return the kernel units of a module without those that repeat another one for a different type or tile."""
+def modules_of(family: str, is_full: bool) -> list[JitSpec]:
+    """Return the modules of a family, in the lane without those that repeat another one for a different type."""
+    modules = list(aot.gen_family_modules(family))
+    # States of 8 bits have scales, whichever their type.
+    by_form = {REPEATED_MODULE.sub("", spec.name).replace("float8_e4m3fn", "int8"): spec for spec in modules}
+    return modules if is_full else list(by_form.values())
+
+
+def units_of(spec: JitSpec, is_full: bool) -> list[Path]:
+    """Return the kernel units of a module, in the lane without repetitions for a different type, width or tile."""
     units = [unit.source for unit in Commands(spec).units if unit.tool == "nvcc"]
+    if is_full:
+        return units
     by_form = {REPETITION.sub("", unit.stem): unit for unit in units}
     return [unit for form, unit in by_form.items() if (spec.name, form) not in ELSEWHERE]
 
 
-@pytest.mark.parametrize("family", [family for family in OTHERS if family != SMALLEST])
-def test_units(hopper, monkeypatch, tmp_path, family):
+@pytest.mark.parametrize(
+    "family, is_full",
+    [pytest.param(family, False, id=family) for family in OTHERS if family != SMALLEST]
+    + [pytest.param("recurrent", True, id="recurrent-all", marks=pytest.mark.full)],  # test_family allows spills
+)
+def test_units(hopper, monkeypatch, tmp_path, family, is_full):
     """Compile the kernel units of a family for one element type and tile; parse its launchers with their bindings."""
-    modules = list(aot.gen_family_modules(family))
-    for spec in modules[:1] if family == "scale" else modules:  # its other modules repeat the first for another type
+    for spec in modules_of(family, is_full):
         may_spill = family in SPILLS_MEASURED or spec.name in SPILLS_KNOWN or spec.name.startswith("ssu_replay")
         monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", COMPILES if may_spill else NO_SPILLS)
         for path, text in spec.generated.items():  # the launcher includes some
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        if units := one_of_each(spec):
+        if units := units_of(spec, is_full):
             compile_units(tmp_path, units, spec.generated)
         commands = Commands(spec)
         launcher, *bindings = (unit for unit in commands.units if unit.tool == "cxx")
