@@ -26,7 +26,8 @@ LONGEST_FIRST = (
         "tests/benchmarks/",
         "tests/testing/",
     ),
-    *("tests/hopper/", "tests/fused_moe/", "tests/gemm/", "tests/mla/"),
+    *("tests/test_drawn_calls.py", "tests/hopper/", "tests/fused_moe/", "tests/gemm/", "tests/mla/"),
+    *("tests/recurrent/", "tests/comm/", "tests/sampling/"),
 )
 
 Values = tuple[tuple[str, object], ...]  #: name and value of each parameter of a test

@@ -24,6 +24,7 @@ from flashinfer.jit import gen_jit_spec
 from .inputs import int32, offsets
 
 KV_UNIT = 64
+FILLER = 0x55  # bytes that no plan has written
 ITEM = np.dtype(
     [("request", "<i4"), ("kv_head", "<i2"), ("is_first", "<i2")]
     + [
@@ -68,6 +69,12 @@ INFO = [
 def module() -> Any:
     source = Path(__file__).parent / "planner_module.cu"
     return gen_jit_spec("test_attention_planner_cpu", [source], backend="cpu").build_and_load()
+
+
+@functools.cache
+def _filled() -> torch.Tensor:
+    """Return a buffer that each plan without a place leaves filled: to fill 64 MiB takes longer than to plan."""
+    return torch.full((64 << 20,), FILLER, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -129,9 +136,11 @@ class Plan:
     prefill: Work = field(init=False)
 
     def __post_init__(self) -> None:
-        buffer = torch.full((64 << 20,), 0x55, dtype=torch.uint8)
+        buffer = _filled() if self.place == (0, 0) else torch.full((64 << 20,), FILLER, dtype=torch.uint8)
         self.info = dict(zip(INFO, module().plan(*self.case.arguments, buffer, *self.place), strict=True))
-        self.raw = buffer.numpy()[: self.info["int_bytes"]]
+        written = buffer.numpy()[: self.info["int_bytes"]]
+        self.raw = written.copy()
+        written.fill(FILLER)
         shares = self.info["has_shares"]  # three packed numbers
         self.info |= {"has_shares": shares & 0xFFFF, "qo_len": shares >> 16 & 0xFFFF, "chunk_size": shares >> 32}
         counts = self.raw[:16].view("<i4")
@@ -305,6 +314,14 @@ def test_decode(kv_lens: list[int], hides_lens: bool, window: int) -> None:
     case = Case(
         [1] * len(kv_lens), kv_lens, 16, (16, 2), window_left=window, prefill_tiles=(0, 0), hides_lens=hides_lens
     )
+    check(Plan(case))
+
+
+@pytest.mark.parametrize("last_page", [1, 2, 15, 16])
+def test_window_without_lengths(last_page: int) -> None:
+    """A page may be partly filled, so the first key of a window may be a page before that of a full one."""
+    kv_lens = [16 * n + last_page for n in range(5, 30)]
+    case = Case([1] * len(kv_lens), kv_lens, 16, (16, 2), window_left=70, prefill_tiles=(0, 0), hides_lens=True)
     check(Plan(case))
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 
@@ -24,6 +25,7 @@ BUILT = (
 )  # made by builds, absent from a plain checkout
 
 
+@functools.cache
 def macros() -> set[str]:
     """Return FLASHINFER_ words of the C++ sources, and variables that only tests and CI read."""
     files = [path for folder in ("csrc", "include", "tests") for path in (ROOT / folder).rglob("*")]

@@ -54,6 +54,7 @@ EMULATION = Path(__file__).parent
 HEADER = "emulation.h"
 FLAGS = ["-std=c++17", "-O1", "-w", "-Wno-psabi", "-shared", "-fPIC", "-fvisibility=hidden", "-DFLASHINFER_EMULATED"]
 _precompiled: dict[tuple[str, ...], Path] = {}
+_copied: list[Path] = []
 ALIGNMENT = r"(?:(?:__align__|alignas)\((\d+)\)\s*)?"
 
 
@@ -111,8 +112,11 @@ def copy_rewritten(source: Path, target: Path) -> None:
     target.write_text(rewrite_parameters(rewrite_shared(source.read_text())))
 
 
-def copy_headers(folder: Path) -> None:
-    """Copy the kernel headers, with emulated wrappers in place of ``ptx/``."""
+def copied_headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the kernel headers and emulated wrappers in place of ``ptx/``, copied once by a process."""
+    if _copied:
+        return _copied[0]
+    folder = tmp_path_factory.mktemp("emulation_include")
     include = folder / "flashinfer"
     shutil.copytree(env.FLASHINFER_INCLUDE_DIR / "flashinfer", include)
     for header in include.rglob("*.*h"):
@@ -120,6 +124,8 @@ def copy_headers(folder: Path) -> None:
     for header in (include / "ptx").iterdir():
         header.write_text(f'#error "tests/emulation/ptx/{header.name} is missing"\n')
     shutil.copytree(EMULATION / "ptx", include / "ptx", dirs_exist_ok=True)
+    _copied.append(folder)
+    return folder
 
 
 def compile_emulated(
@@ -139,13 +145,13 @@ def compile_emulated(
         pytest.skip("needs a C++ compiler and the CUDA headers")
     source = Path(inspect.stack()[1].filename).parent / source
     folder = tmp_path_factory.mktemp("emulation")
-    copy_headers(folder)
     copied = folder / source.name
     for file in (source, *source.parent.glob("*.*h")):
         copy_rewritten(file, folder / file.name)
     flags = [*FLAGS, *([f"-DEMULATION_ARCH={arch}"] if arch else []), f"-isystem{get_cuda_path()}/include"]
     first = precompiled(compiler, flags, tmp_path_factory)
-    includes = [f"-I{first}", f"-I{folder}", f"-I{EMULATION}", "-include", HEADER]
+    headers = copied_headers(tmp_path_factory)
+    includes = [f"-I{first}", f"-I{folder}", f"-I{headers}", f"-I{EMULATION}", "-include", HEADER]
     target = folder / "emulated.so"
     run_compiler(compiler, *flags, *(f"-D{x}" for x in defines), *includes, copied, "-o", target)
     return Library(target)
