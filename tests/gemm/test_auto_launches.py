@@ -51,6 +51,38 @@ def asked(monkeypatch):
     return record_choices(monkeypatch)
 
 
+def zeros(*shape, dtype=BF16):
+    return torch.zeros(shape, dtype=dtype)
+
+
+BF16_CALL = {"a": zeros(8, 64), "b": zeros(32, 64).mT, "bias": None, "pdl": False, "out": None, "out_dtype": BF16}
+FP8_CALL = {"A": zeros(1, 8, 64, dtype=E4M3), "B": zeros(1, 32, 64, dtype=E4M3).mT, "out": zeros(1, 8, 32)}
+FP8_CALL |= {"A_scale": zeros(dtype=FP32), "B_scale": zeros(dtype=FP32)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"a": zeros(9, 64)}, {"a": zeros(64, 8).mT}, {"b": zeros(64, 32)}, {"bias": zeros(32)}, {"pdl": True}]
+    + [{"out": zeros(32, 8).mT}, {"out_dtype": FP16}],
+)  # fmt: skip
+def test_facts_of_a_bf16_product(change):
+    """A kept choice holds for calls of the same facts: what it and the names of backends depend on is in them."""
+    assert tuning.bf16_facts(**BF16_CALL) == tuning.bf16_facts(**BF16_CALL | {"a": zeros(8, 64)})
+    assert tuning.bf16_facts(**BF16_CALL) != tuning.bf16_facts(**BF16_CALL | change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"A": zeros(1, 9, 64, dtype=E4M3)}, {"A": zeros(1, 64, 8, dtype=E4M3).mT}, {"B": zeros(1, 64, 32, dtype=E4M3)}]
+    + [{"A": zeros(1, 8, 64, dtype=torch.float8_e5m2)}, {"B": zeros(1, 32, 64, dtype=torch.float8_e5m2).mT}]
+    + [{"out": zeros(1, 32, 8).mT}, {"out": zeros(257)[1:].view(1, 8, 32)}, {"out": zeros(1, 8, 32, dtype=FP16)}]
+    + [{"A_scale": zeros(1, dtype=FP32)}, {"B_scale": zeros(1, dtype=FP32)}],
+)  # fmt: skip
+def test_facts_of_an_fp8_product(change):
+    assert tuning.fp8_facts(**FP8_CALL) == tuning.fp8_facts(**FP8_CALL | {"out": zeros(1, 8, 32)})
+    assert tuning.fp8_facts(**FP8_CALL) != tuning.fp8_facts(**FP8_CALL | change)
+
+
 @pytest.fixture
 def native(monkeypatch):
     """Pretend that CPU tensors are on a Hopper; return what replaces products by the rule, by tile, and of torch."""

@@ -77,8 +77,11 @@ def test_2112_columns_are_12_tiles_of_176(probe):
     assert choose(probe, "fp8_block", 4096, 2112, 7168)[:4] == (0, 128, 176, 1)
 
 
-def test_contiguous_groups_do_not_straddle_tiles(probe):
-    assert choose(probe, "fp8_block", 8 * 4096, 4096, 7168, 8, CONTIGUOUS)[1] <= 128
+@pytest.mark.parametrize("groups", [1, 8])
+def test_contiguous_groups_do_not_straddle_tiles(probe, groups):
+    """Groups begin at multiples of 128 rows; without groups, tiles of 256 rows end this product earliest."""
+    assert choose(probe, "fp8_block", 8 * 4096, 128, 7168)[1] == 256
+    assert choose(probe, "fp8_block", 8 * 4096, 128, 7168, groups, CONTIGUOUS)[1] == 128
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_block"])
