@@ -209,8 +209,8 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
                Optional<TensorView> situ_beta, Optional<TensorView> situ_linear_beta, Optional<TensorView> workspace,
                [[maybe_unused]] Optional<Function> product, int64_t format_number, int64_t activation_number,
                int64_t first_expert, bool adds_bias2, bool use_sm90, bool enable_pdl, int64_t ranks) {
-  const Tensors x{output,  input,   experts, token_scales, fc1,   fc2,  bias1, bias2,     scale1,          scale2,
-                  factor1, factor2, quant1,  quant2,       alpha, beta, limit, situ_beta, situ_linear_beta};
+  const Tensors x{output, input,  experts, token_scales, fc1,    fc2,    bias1,
+                  bias2,  scale1, scale2,  factor1,      factor2, quant1, quant2};
   const Format format = Format(format_number);
   ActivationParams activation{ActivationType(activation_number)};
   CheckDtypes(x, format);

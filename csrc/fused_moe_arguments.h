@@ -41,7 +41,6 @@ struct Tensors {
   Optional<TensorView> scale1, scale2;    // block scales or folded scales of weights
   Optional<TensorView> factor1, factor2;  // one factor per expert, for the sums of products 1 and 2
   Optional<TensorView> quant1, quant2;    // factors of operands before their rounding
-  Optional<TensorView> alpha, beta, limit, situ_beta, situ_linear_beta;
 };
 
 inline bool IsPacked(Format x) { return x >= Format::kMxfp4; }

@@ -9,6 +9,8 @@
 // Defined in layer.cuh (CUDA) and cpu/layer.h (CPU); products: gemm.h, and cpu/product.h on the CPU.
 //   test  pytest tests/fused_moe      bench  python benchmarks/bench_fused_moe.py
 #pragma once
+#include <limits>
+
 #include "../gemm.h"
 #include "../host_device.h"
 #include "sort.h"
@@ -57,6 +59,23 @@ struct ActivationParams {
   const float* situ_beta = nullptr;         // Situ, 4
   const float* situ_linear_beta = nullptr;  // Situ, 25
 };
+
+/// Constants of one expert: alpha, beta and limit, or the two of Situ.
+struct ActivationConstants {
+  float a, b, limit;
+};
+
+FLASHINFER_HD ActivationConstants ConstantsOf(const ActivationParams& p, int expert) {
+  constexpr float NO_LIMIT = std::numeric_limits<float>::infinity();
+  const auto constant = [&](const float* values, float standard) {
+    return values == nullptr ? standard : values[expert];
+  };
+  if (p.type == ActivationType::kSitu) {
+    return {constant(p.situ_beta, 4.f), constant(p.situ_linear_beta, 25.f), 0.f};
+  }
+  const bool is_step = p.type == ActivationType::kSwigluStep;
+  return {constant(p.alpha, 1.f), constant(p.beta, 0.f), constant(p.limit, is_step ? 7.f : NO_LIMIT)};
+}
 
 /// Pairs (token, slot) sorted by local expert, as sort.h writes them with align 1.
 struct SortedPairs {

@@ -2,7 +2,6 @@
 // Rows of fp32 as operands of products on the CPU: rounding and quantisation, and the activations between products.
 #pragma once
 #include <algorithm>
-#include <limits>
 
 #include "../../cpu/vec.h"
 #include "../layer.h"
@@ -83,21 +82,16 @@ inline void ReadSums(const Sums& from, int64_t row, int32_t expert, int64_t begi
   });
 }
 
-/// tanh by way of the exponential: the absolute error is 1e-7, and infinity gives 1.
-inline Vec Tanh(const Vec& x) { return 1.f - 2.f / (1.f + cpu::Exp(x + x)); }
-
 /// Overwrite `gate` with the activation of n gates (and n values of `up`, if it is gated).
 inline void ActivateRow(const ActivationParams& p, int32_t expert, int64_t n, float* gate, const float* up) {
-  const auto constant = [&](const float* values, float standard) {
-    return cpu::Broadcast(values == nullptr ? standard : values[expert]);
-  };
+  const ActivationConstants constants = ConstantsOf(p, expert);
+  const Vec a = cpu::Broadcast(constants.a), b = cpu::Broadcast(constants.b), limit = cpu::Broadcast(constants.limit);
   const auto apply = [&](const auto& f) {
     cpu::ForEachVec(n, [&](int64_t i, auto lanes) {
       const Vec u = up == nullptr ? Vec{} : cpu::Load(up + i, lanes);
       cpu::Store(gate + i, f(cpu::Load(gate + i, lanes), u), lanes);
     });
   };
-  const float infinity = std::numeric_limits<float>::infinity();
   switch (p.type) {
     case ActivationType::kGelu:
       return apply([](const Vec& g, const Vec&) { return cpu::Activate<Activation::kGelu>(g); });
@@ -118,18 +112,12 @@ inline void ActivateRow(const ActivationParams& p, int32_t expert, int64_t n, fl
       });
     case ActivationType::kIdentity:
       return;
-    case ActivationType::kSwigluBias: {
-      const Vec alpha = constant(p.alpha, 1.f), beta = constant(p.beta, 0.f), limit = constant(p.limit, infinity);
-      return apply([=](const Vec& g, const Vec& u) { return Swiglu(g, u, alpha, beta, limit); });
-    }
-    case ActivationType::kSwigluStep: {
-      const Vec limit = constant(p.limit, 7.f);
+    case ActivationType::kSwigluBias:
+      return apply([=](const Vec& g, const Vec& u) { return Swiglu(g, u, a, b, limit); });
+    case ActivationType::kSwigluStep:
       return apply([=](const Vec& g, const Vec& u) { return SwigluStep(g, u, limit); });
-    }
-    case ActivationType::kSitu: {
-      const Vec b = constant(p.situ_beta, 4.f), l = constant(p.situ_linear_beta, 25.f);
-      return apply([=](const Vec& g, const Vec& u) { return b * Tanh(g / b) * Sigmoid(g) * (l * Tanh(u / l)); });
-    }
+    case ActivationType::kSitu:
+      return apply([=](const Vec& g, const Vec& u) { return Situ(g, u, a, b); });
   }
 }
 
