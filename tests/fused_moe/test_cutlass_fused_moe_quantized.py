@@ -135,10 +135,9 @@ def test_mxfp4(device, tokens, as_int32):
         call,
         weights["fc1"],
         weights["fc2"],
-        fc1_bias=biases["fc1_expert_biases"],
-        fc2_bias=biases["fc2_expert_biases"],
         activation_type=int(ActivationType.Swiglu),
         round_hidden=lambda h, expert: h.bfloat16().float(),
+        **biases,
         **constants,
     )
     torch.testing.assert_close(cutlass_fused_moe(**call, **biases, **constants)[0], expected, rtol=2e-2, atol=2e-2)
@@ -160,7 +159,7 @@ def test_mxfp4_with_an_activation_of_its_own(device, activation):
         weights["fc1"],
         weights["fc2"],
         activation_type=int(activation),
-        first_expert=4,
+        ep_rank=1,
         round_hidden=lambda h, expert: h.bfloat16().float(),
     )
     torch.testing.assert_close(cutlass_fused_moe(**call)[0], expected, rtol=2e-2, atol=2e-2)

@@ -20,6 +20,7 @@ def activate(
     swiglu_limit: Optional[torch.Tensor] = None,
     situ_beta: Optional[torch.Tensor] = None,
     situ_linear_beta: Optional[torch.Tensor] = None,
+    **_: Any,
 ) -> torch.Tensor:
     """Activation of rows of an expert. Gated ones (3, 4, 5, 7, 8, 10) read [up ; gate]."""
 
@@ -56,26 +57,29 @@ def fold_experts(
     fc1: torch.Tensor,
     fc2: torch.Tensor,
     *,
-    fc1_bias: Optional[torch.Tensor] = None,
-    fc2_bias: Optional[torch.Tensor] = None,
+    fc1_expert_biases: Optional[torch.Tensor] = None,
+    fc2_expert_biases: Optional[torch.Tensor] = None,
+    tp_rank: int = 0,
+    ep_rank: int = 0,
     activation_type: int = 3,
-    first_expert: int = 0,
-    adds_fc2_bias: bool = True,
     round_sums: Callable[[torch.Tensor], torch.Tensor] = lambda z: z,
     round_hidden: Callable[[torch.Tensor, int], torch.Tensor] = lambda h, expert: h,
     **constants: Any,
 ) -> torch.Tensor:
-    """Sum over the experts of each token: scale * fc2(act(fc1(x))), with weights and tokens as float32."""
+    """Sum over the experts of each token: scale * fc2(act(fc1(x))), with weights and tokens as float32.
+
+    Keywords are those of ``cutlass_fused_moe``, so that references pass on what they do not use themselves.
+    """
     out = torch.zeros(x.shape[0], fc2.shape[1], device=x.device)
     for e in range(fc1.shape[0]):
-        token, slot = torch.where(experts == first_expert + e)
+        token, slot = torch.where(experts == ep_rank * fc1.shape[0] + e)
         if token.numel() == 0:
             continue
         z = round_sums(x[token] @ fc1[e].T)
-        if fc1_bias is not None:
-            z = z + fc1_bias[e].float()
-        y = round_hidden(activate(z, activation_type, e, **constants), e) @ fc2[e].T
-        if fc2_bias is not None and adds_fc2_bias:
-            y = y + fc2_bias[e].float()
+        if fc1_expert_biases is not None:
+            z = z + fc1_expert_biases[e].float()
+        y = round_hidden(activate(z, int(activation_type), e, **constants), e) @ fc2[e].T
+        if fc2_expert_biases is not None and tp_rank == 0:
+            y = y + fc2_expert_biases[e].float()
         out.index_add_(0, token, y if scales is None else y * scales[token, slot, None])
     return out
