@@ -24,7 +24,6 @@ from ._runtime.codegen_wrapper import added_keywords, compiler, is_traced, wrap_
 from ._runtime.errors import ArgumentError
 from ._runtime.kept import kept_parts
 from ._runtime.knobs import knobs
-from ._runtime.shortcut import shortcut_parts
 from .jit.utils import write_atomically
 from .trace.definition import definition, definition_name
 from .trace.template import TraceTemplate
@@ -163,14 +162,13 @@ def dumping_when_asked(func: F) -> F:
     A program may set the variable at any time, so each call reads it. The check takes 0.17 us for a method with ten
     parameters (Python 3.11, where an empty call takes 0.036).
     """
-    launch, names = kept_parts(func) if "_kept_launches" in func.__dict__ else shortcut_parts(func)
+    launch, names = kept_parts(func)
     extra = added_keywords(func)
     body = _LAUNCHED.replace("{launch}", launch) if launch else _CHECKED
     body = body.replace("{added}", "".join(f", {name}={name}" for name in extra))
     names = {"_is_traced": is_traced, "_compiler": compiler, **_DUMP_NAMES, **names}
     wrapper: Any = wrap_with(func, body, names, extra)
-    for name in ("_shortcut", "_kept_launches"):  # functools.wraps has copied it
-        wrapper.__dict__.pop(name, None)
+    wrapper.__dict__.pop("_kept_launches", None)  # functools.wraps has copied it
     wrapper._dumps = func
     return cast(F, wrapper)
 

@@ -23,7 +23,6 @@ requirements     ``@backend_requirement``: backends and compute capabilities tha
 kept             choices kept between calls
 not_copied       attributes of tensors that stay with the tensor object
 dispatch         the native function for a tensor's device; PDL
-shortcut         ``@with_shortcut``: ordinary calls go straight to the kernel
 describe         text of arguments and results, for the API log
 globaltimer      the GPU's own clock
 api_log_stats    statistics of tensors while a CUDA graph is captured, for the API log

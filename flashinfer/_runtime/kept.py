@@ -97,9 +97,9 @@ class KeptLaunches(KeptChoices):
 
     def __call__(self, func: F) -> F:
         function = inspect.unwrap(func)
-        parameters = ", ".join(inspect.signature(function).parameters)
+        self.parameters = tuple(inspect.signature(function).parameters)
         self.name = function.__name__
-        self.facts_of = eval(f"lambda {parameters}: {self.facts}", dict(self.names))
+        self.facts_of = eval(f"lambda {', '.join(self.parameters)}: {self.facts}", dict(self.names))
         func._kept_launches = self  # type: ignore[attr-defined]
         return func
 
@@ -117,6 +117,10 @@ class KeptLaunches(KeptChoices):
         self[facts] = launch
         if knobs.log_level >= _CALLS_ARE_LOGGED:
             _log.info("%s %s -> %s (%s)", self.name, facts, launch.__name__.strip("_"), reason)
+
+    def keep_call(self, launch: Optional[Callable[..., Any]], reason: str, arguments: Mapping[str, Any]) -> None:
+        """Do the same for an API of many parameters, whose ``locals()`` are the arguments by name."""
+        self.keep(launch, reason, *(arguments[name] for name in self.parameters))
 
 
 def kept_parts(func: Callable[..., Any]) -> tuple[str, dict[str, Any]]:

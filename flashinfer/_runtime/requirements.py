@@ -97,7 +97,7 @@ class SuitableBackends(Sequence[str]):
             state.set(before if before[1] else (state.get()[0], False))
 
         def note(names: tuple[str, ...]) -> None:
-            """Publish what a shortcut knows of its call, which is over; for code that torch.compile does not trace."""
+            """Publish what a kept launch knows of its call, which is over; not for code that torch.compile traces."""
             known, is_in_progress = state.get()
             if known != names and not is_in_progress:
                 state.set((names, False))

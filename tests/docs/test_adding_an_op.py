@@ -62,4 +62,4 @@ def test_files_of_an_argument_of_experts():
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".cu", ".cuh", ".h")]
     found = [path.relative_to(ROOT) for path in files if "data" not in path.parts]
     assert sorted(named) == sorted(str(path) for path in found if "situ_linear_beta" in (ROOT / path).read_text())
-    assert len(named) <= 12
+    assert len(named) <= 7

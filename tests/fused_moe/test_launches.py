@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shortcut of ``cutlass_fused_moe``: CPU tensors stand for those of a Hopper, and native code is replaced."""
+"""Kept launches of ``cutlass_fused_moe``: later calls of the same facts take no checks and pass on the same."""
 
 from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from flashinfer import utils
-from flashinfer._runtime.arch import capability_of, get_compute_capability
+from flashinfer._runtime import kept
+from flashinfer._runtime.arch import get_compute_capability
 from flashinfer.autotuner import AutoTuner
 from flashinfer.fused_moe import cutlass_fused_moe
+from flashinfer.fused_moe.cutlass import api
 from flashinfer.fused_moe.cutlass import call as cutlass_op
+from flashinfer.fused_moe.cutlass.formats import Format
 from flashinfer.tllm_enums import ActivationType
 
 from ..hopper.devices import needs_hopper
@@ -53,79 +59,112 @@ def layer(format: str, device: str = "cpu") -> dict:
 
 
 @pytest.fixture
-def native(monkeypatch):
-    """Pretend that CPU tensors are on a Hopper; return the list of calls of native code, arguments by name."""
-    calls = []
+def calls(monkeypatch):
+    """Return the calls of native code, arguments by name, and of the op, which the checks lead to."""
+    found = SimpleNamespace(native=[], checked=[])
+    real = api.fused_moe
+
+    def op(*args):
+        found.checked.append(args)
+        real(*args)
+
     monkeypatch.setattr(AutoTuner, "was_used", False)  # tests that ran before may have tuned
-    monkeypatch.setitem(capability_of, -1, 90)
+    monkeypatch.setattr(api, "fused_moe", op)
     monkeypatch.setitem(
-        cutlass_op.native_fused_moe, True, lambda *args: calls.append(dict(zip(NAMES, args, strict=True)))
+        cutlass_op.native_fused_moe, False, lambda *args: found.native.append(dict(zip(NAMES, args, strict=True)))
     )
-    for kind in ("bf16", "fp16", "fp8", "fp8_block"):
-        monkeypatch.setitem(cutlass_op.sm90_product, kind, f"product of {kind}")
-    monkeypatch.setitem(cutlass_op.w4_product, "mxfp4", "product of mxfp4")
-    return calls
+    cutlass_op.layer_launches.clear()
+    yield found
+    cutlass_op.layer_launches.clear()
 
 
-@pytest.mark.parametrize("number, format", [(0, "bf16"), (0, "fp16"), (1, "fp8"), (2, "fp8_block"), (3, "mxfp4")])
+def same(one: dict, other: dict) -> None:
+    """Check that two calls of native code have the same arguments, but for the output."""
+    for name in set(NAMES) - {"output"}:
+        is_tensor = isinstance(one[name], torch.Tensor)
+        assert one[name] is other[name] if is_tensor else one[name] == other[name], name
+
+
+@pytest.mark.parametrize("number, format", [(0, "bf16"), (1, "fp8"), (2, "fp8_block"), (3, "mxfp4")])
 @pytest.mark.parametrize("is_given", [False, True])
-def test_ordinary_calls_go_straight(native, number, format, is_given):
-    call = layer(format)
+def test_later_calls_go_straight(calls, number, format, is_given):
+    call = layer(format) | {"ep_size": 2, "ep_rank": 1, "tp_size": 2, "tp_rank": 1}
+    cutlass_fused_moe(**call)
     given = torch.empty(TOKENS, HIDDEN, dtype=call["output_dtype"]) if is_given else None
-    result, *others = cutlass_fused_moe(**call, output=given, ep_size=2, ep_rank=1, tp_size=2, tp_rank=1)
-    assert result is given or not is_given
+    result, *others = cutlass_fused_moe(**call, output=given)
+    assert len(calls.checked) == 1 and len(calls.native) == 2
+    first, passed = calls.native
+    same(first, passed)
+    assert passed["output"] is result and (result is given or not is_given)
     assert result.shape == (TOKENS, HIDDEN) and result.dtype is call["output_dtype"] and result.is_contiguous()
     assert [tuple(x.shape) for x in others] == [(1,), (EXPERTS, TOKENS), (EXPERTS,)]
-    (passed,) = native
-    assert passed["output"] is result and passed["input"] is call["input"]
-    assert passed["fc1"] is call["fc1_expert_weights"] and passed["fc2"] is call["fc2_expert_weights"]
-    assert passed["product"] == f"product of {format}" and passed["format"] == number
-    assert passed["first_expert"] == EXPERTS and passed["adds_bias2"] is False and passed["is_sm90"] is True
-    assert passed["ranks"] == 2
-    assert passed["activation"] == int(ActivationType.Swiglu)
-    scales = {"bf16": (), "fp16": (), "fp8": ("factor1", "quant2", "factor2")}.get(format, ("scale1", "scale2"))
+    assert passed["format"] == number and passed["activation"] == int(ActivationType.Swiglu)
+    assert passed["first_expert"] == EXPERTS and passed["adds_bias2"] is False and passed["ranks"] == 2
+    scales = {"bf16": (), "fp8": ("factor1", "quant2", "factor2")}.get(format, ("scale1", "scale2"))
     assert all(passed[name] is scale for name, scale in zip(scales, call["quant_scales"], strict=False))
     optional = {"scale1", "scale2", "factor1", "factor2", "quant1", "quant2"}
     assert all(passed[name] is None for name in optional - set(scales))
 
 
-@pytest.mark.parametrize("is_ordinary", [True, False])
-@pytest.mark.parametrize("ep_size, alltoall, ranks", [(1, False, 1), (8, False, 8), (8, True, 2), (1, True, 1)])
-def test_ranks_that_share_the_experts(native, monkeypatch, is_ordinary, ep_size, alltoall, ranks):
-    """Tiles are chosen for one pair in so many; of the two experts of a token that was sent, one is of this rank."""
-    call = layer("bf16") | {"ep_size": ep_size, "enable_alltoall": alltoall}
-    if not is_ordinary:
-        call["activation_type"] = int(ActivationType.Swiglu)
-        of_cpu = cutlass_op.native_fused_moe[False]
-        monkeypatch.setitem(
-            cutlass_op.native_fused_moe,
-            False,
-            lambda *args: (native.append(dict(zip(NAMES, args, strict=True))), of_cpu(*args)),
-        )
+def test_any_number_of_tokens_has_one_launch(calls):
+    call = layer("bf16")
+    tokens = ("input", "token_selected_experts", "token_final_scales")
+    for count in (4, 0, 1, 3):
+        result = cutlass_fused_moe(**call | {name: call[name][:count] for name in tokens})
+        assert [tuple(x.shape) for x in result] == [(count, HIDDEN), (1,), (EXPERTS, count), (EXPERTS,)]
+    assert len(calls.checked) == 1 and len(calls.native) == 4
+
+
+LIMIT = torch.ones(EXPERTS)
+OTHER_FACTS = [
+    {"activation_type": ActivationType.Geglu},
+    {"activation_type": int(ActivationType.SwigluBias)},
+    {"swiglu_limit": LIMIT},
+    {"enable_pdl": False},
+    {"tp_size": 2, "tp_rank": 1},
+    {"ep_size": 8, "ep_rank": 1},
+    {"ep_size": 8, "ep_rank": 1, "enable_alltoall": True},
+    {"enable_alltoall": True},
+    {"tune_max_num_tokens": 64},
+    {"fc1_expert_weights": torch.zeros(EXPERTS + 1, 2 * INNER, HIDDEN, dtype=BF16), "ep_size": 2, "ep_rank": 1},
+]
+SAME_FACTS = [
+    {"input": torch.zeros(HIDDEN, TOKENS, dtype=BF16).T},
+    {"token_final_scales": None},
+    {"quant_scales": None},
+    {"situ_beta": LIMIT},
+    {"workspace_buffer": torch.empty(1 << 20, dtype=torch.uint8)},
+]
+
+
+@pytest.mark.parametrize("change", [*OTHER_FACTS, *SAME_FACTS])
+def test_other_facts_are_another_choice(calls, change):
+    """Check that a launch for other arguments is never taken, and what it passes on is what the checks would."""
+    call = layer("bf16")
     cutlass_fused_moe(**call)
-    assert [passed["ranks"] for passed in native] == [ranks]
+    for _ in range(2):
+        cutlass_fused_moe(**call | change)
+    cutlass_op.layer_launches.clear()
+    cutlass_fused_moe(**call | change)
+    is_other = any(change is other for other in OTHER_FACTS)
+    assert len(calls.checked) == 2 + is_other and len(calls.native) == 4
+    for passed in calls.native[1:3]:
+        copy = {"input": passed["input"]} if "input" in change else {}  # a contiguous one
+        assert passed["input"].is_contiguous()
+        same(passed, calls.native[3] | copy)
 
 
-def test_constants_of_swiglu_select_another_activation(native):
-    limit = torch.ones(EXPERTS)
-    cutlass_fused_moe(**layer("bf16"), swiglu_limit=limit, enable_pdl=False)
-    assert native[0]["limit"] is limit and native[0]["activation"] == int(ActivationType.SwigluBias)
-    assert native[0]["pdl"] is False
+@pytest.mark.parametrize("ep_size, alltoall, ranks", [(1, False, 1), (8, False, 8), (8, True, 2), (1, True, 1)])
+def test_ranks_that_share_the_experts(calls, ep_size, alltoall, ranks):
+    """Tiles are chosen for one pair in so many; of the two experts of a token that was sent, one is of this rank."""
+    cutlass_fused_moe(**layer("bf16"), ep_size=ep_size, enable_alltoall=alltoall)
+    assert [passed["ranks"] for passed in calls.native] == [ranks]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"activation_type": int(ActivationType.Swiglu)},
-        {"profile_ids": [0, 1]},
-        {"input": torch.zeros(HIDDEN, TOKENS, dtype=BF16).T},
-    ],
-)
-def test_other_calls_are_checked(native, change):
-    """Check calls that are right but not ordinary: they run on the CPU."""
-    call = layer("bf16") | change
-    assert cutlass_fused_moe(**call)[0].isfinite().all()
-    assert not native
+def test_constants_of_swiglu_select_another_activation(calls):
+    cutlass_fused_moe(**layer("bf16"), swiglu_limit=LIMIT, enable_pdl=False)
+    assert calls.native[0]["limit"] is LIMIT and calls.native[0]["activation"] == int(ActivationType.SwigluBias)
+    assert calls.native[0]["pdl"] is False
 
 
 @pytest.mark.parametrize(
@@ -144,16 +183,50 @@ def test_other_calls_are_checked(native, change):
         {"activation_type": ActivationType.InvalidType},
     ],
 )
-def test_what_the_checks_refuse_is_refused(native, change):
+def test_what_the_checks_refuse_is_refused_after_calls_that_they_take(calls, monkeypatch, change):
+    monkeypatch.undo()  # native code compares shapes and dtypes
+    call = layer("bf16")
+    cutlass_fused_moe(**call)
+    cutlass_fused_moe(**call, profile_ids=[0, 1])
     with pytest.raises((ValueError, NotImplementedError), match=r"cutlass_fused_moe|activation"):
-        cutlass_fused_moe(**{**layer("bf16"), **change})
-    assert not native
+        cutlass_fused_moe(**{**call, **change})
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "fp8", "fp8_block", "mxfp4"])
+def test_kinds_of_sm90_products(monkeypatch, kind):
+    monkeypatch.setitem(cutlass_op._is_sm90, -1, True)
+    formats = {"fp8": Format.FP8_TENSOR, "fp8_block": Format.FP8_BLOCK, "mxfp4": Format.MXFP4}
+    assert cutlass_op.sm90_kind(-1, FP16 if kind == "fp16" else BF16, formats.get(kind, Format.PLAIN)) == kind
+    monkeypatch.setitem(cutlass_op._is_sm90, -1, False)
+    assert cutlass_op.sm90_kind(-1, BF16, Format.PLAIN) is None
+
+
+def test_a_replaced_probe_is_asked(calls, monkeypatch):
+    call = layer("bf16")
+    cutlass_fused_moe(**call)
+    monkeypatch.setattr(utils, "device_support_pdl", lambda device: False)
+    for _ in range(2):
+        cutlass_fused_moe(**call)
+    assert len(calls.checked) == 3 and [passed["pdl"] for passed in calls.native] == [True, False, False]
+
+
+def test_the_log_tells_the_choice(calls, monkeypatch, caplog):
+    monkeypatch.setattr(kept, "knobs", SimpleNamespace(log_level=3))
+    monkeypatch.setattr(logging.getLogger("flashinfer.api"), "propagate", True)
+    with caplog.at_level(logging.INFO, "flashinfer.api"):
+        for _ in range(3):
+            cutlass_fused_moe(**layer("fp8_block"), ep_size=2, ep_rank=1)
+    (line,) = set(caplog.messages)
+    assert line.startswith("cutlass_fused_moe (") and line.endswith(
+        "-> launch_layer (fp8_block, Swiglu, general products, experts from 2 of 2 ranks)"
+    )
 
 
 @needs_hopper
 @pytest.mark.parametrize("format", ["bf16", "fp16", "fp8", "fp8_block", "mxfp4"])
 def test_same_bits_as_checked_calls(monkeypatch, format):
     call = layer(format, "cuda")
-    result = cutlass_fused_moe(**call)[0]
+    result = [cutlass_fused_moe(**call)[0] for _ in range(2)]
     monkeypatch.setattr(utils, "get_compute_capability", lambda device: get_compute_capability(device))
-    assert result.equal(cutlass_fused_moe(**call)[0])
+    expected = cutlass_fused_moe(**call)[0]
+    assert all(x.equal(expected) for x in result)

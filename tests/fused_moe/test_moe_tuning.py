@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from flashinfer import autotune
-from flashinfer._runtime.arch import capability_of
 from flashinfer.autotuner import AutoTuner
 from flashinfer.fused_moe import cutlass_fused_moe
 from flashinfer.fused_moe.cutlass import call as cutlass_op
@@ -28,6 +27,7 @@ OPS = ("trtllm::fused_moe::gemm1", "trtllm::fused_moe::gemm2")
 @pytest.fixture(autouse=True)
 def forgotten():
     AutoTuner.get().clear_cache()
+    cutlass_op.layer_launches.clear()
     yield
     AutoTuner.get().clear_cache()
 
@@ -192,6 +192,7 @@ def test_choices_are_looked_up_once(passed, monkeypatch):
 def test_tiles_change_no_bit(monkeypatch, tiles, tokens):
     call = layer(tokens)
     expected = cutlass_fused_moe(*call)[0].clone()
+    cutlass_op.layer_launches.clear()  # they do not ask for few tokens
     monkeypatch.setattr(AutoTuner, "was_used", True)
     monkeypatch.setattr(cutlass_op, "tuned_product", lambda *arguments: cutlass_tuning._cpu_product(*tiles))
     assert torch.equal(cutlass_fused_moe(*call)[0], expected)
@@ -211,36 +212,22 @@ def test_few_tokens_have_no_tiles(passed):
     assert passed == [None] and measured() == {op: [] for op in OPS}
 
 
-def test_the_shortcut_ends_where_tiles_may_be_known(monkeypatch):
-    calls = []
-    monkeypatch.setitem(capability_of, -1, 90)
-    monkeypatch.setitem(cutlass_op.native_fused_moe, True, lambda *arguments: calls.append(arguments))
-    monkeypatch.setitem(cutlass_op.sm90_product, "bf16", "product")
-    cutlass_fused_moe(*layer(FEWEST_TOKENS))
-    assert len(calls) == 1, "nothing was tuned: straight to native code"
+def test_kept_launches_take_tiles_that_are_known(passed, monkeypatch):
+    asked, real = [], cutlass_op.tuned_product
+    monkeypatch.setattr(cutlass_op, "tuned_product", lambda *arguments: asked.append(1) or real(*arguments))
+    call = layer(FEWEST_TOKENS)
+    for _ in range(2):
+        cutlass_fused_moe(*call)
+    assert not asked and passed == [None] * 2, "nothing was tuned"
     monkeypatch.setattr(AutoTuner, "was_used", True)
     cutlass_fused_moe(*layer(FEWEST_TOKENS - 1))
-    assert len(calls) == 2, "one kernel serves few tokens"
-    cutlass_fused_moe(*layer(FEWEST_TOKENS))
-    assert len(calls) == 2, "through the tuner, to the CPU where these tensors are"
-
-
-def test_the_shortcut_takes_tiles_that_are_known(monkeypatch):
-    passed = []
-    monkeypatch.setitem(capability_of, -1, 90)
-    monkeypatch.setitem(cutlass_op.native_fused_moe, True, lambda *arguments: passed.append(arguments[20]))
-    monkeypatch.setitem(cutlass_op.sm90_product, "bf16", "by rule")
-    monkeypatch.setattr(AutoTuner, "was_used", True)
-    call = layer(FEWEST_TOKENS)
-    x, ids, scales, w1, w2, *_ = call
-    inputs = (torch.empty_like(x), x, ids, scales, w1, w2, None)
-    swiglu = int(ActivationType.Swiglu)
-    tuned = cutlass_tuning.tuned_product("bf16", Format.PLAIN, swiglu, 1, inputs, "measured", None, 8192)
-    assert tuned == "measured"
+    assert not asked, "few tokens have no tiles"
+    inputs = (torch.empty_like(call[0]), *call[:5], None)
+    facts = (None, Format.PLAIN, int(ActivationType.Swiglu), 1, inputs, 8192)
+    AutoTuner.get().kept[cutlass_tuning._key(*facts)] = cutlass_tuning._cpu_product(96, 192)
     cutlass_fused_moe(*call)
-    assert passed == ["measured"]
     cutlass_fused_moe(*layer(16), tune_max_num_tokens=8192)
-    assert passed == ["measured"] * 2, "the same bucket"
+    assert not asked and passed[-2:] == [(96, 192)] * 2, "the same bucket"
     bias = torch.zeros(EXPERTS, 2 * INNER).bfloat16(), torch.zeros(EXPERTS, HIDDEN).bfloat16()
     for others in ({"tune_max_num_tokens": 64}, {"fc1_expert_biases": bias[0], "fc2_expert_biases": bias[1]}):
         cutlass_fused_moe(*call, **others)
@@ -249,7 +236,9 @@ def test_the_shortcut_takes_tiles_that_are_known(monkeypatch):
     with autotune(False):
         cutlass_fused_moe(*call)
     cutlass_fused_moe(*call)
-    assert len(passed) == 2, "other layers, contexts, and calls after a context ask the tuner"
+    assert len(asked) == 6 and passed[-6:] == [None] * 6, "other layers, contexts, and calls after a context ask"
+    cutlass_fused_moe(*call)
+    assert len(asked) == 6, "the rule is an answer, too"
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "fp8", "fp8_block"])

@@ -8,18 +8,16 @@ from typing import Optional, Sequence, Union
 import torch
 
 from ..._runtime.allocation import new_empty
+from ..._runtime.codegen_wrapper import compiler, is_traced
 from ..._runtime.explain_error import explain_type_errors
 from ..._runtime.probes import probes
-from ..._runtime.shortcut import with_shortcut
 from ...api_logging import flashinfer_api
 from ...dump.apis import unspecified_results
 from ...tllm_enums import ActivationType, normalize_activation_type
 from ...trace.templates.fused_moe import cutlass_fused_moe_trace
-from .call import fused_moe
+from .call import LayerChoice, fused_moe, launch_of, layer_launches, unspecified
 from .faults import refuse_modes, refuse_output, refuse_profiles, refuse_ranks
 from .formats import Format, format_of, scales_of, sharing_ranks
-from .results import unspecified
-from .shortcut import ordinary_fused_moe
 
 __all__ = ["cutlass_fused_moe"]
 
@@ -55,7 +53,7 @@ def _refuse_format(format: int, device: torch.device) -> None:
 
 @flashinfer_api(trace=cutlass_fused_moe_trace)
 @unspecified_results(1, 2, 3)
-@with_shortcut(ordinary_fused_moe)
+@layer_launches
 @explain_type_errors
 def cutlass_fused_moe(
     input: torch.Tensor,
@@ -203,6 +201,15 @@ def cutlass_fused_moe(
         refuse_output(output, shape, output_dtype, input.device)
     if not input.is_contiguous():
         input = input.contiguous()
+    choice = LayerChoice(
+        format,
+        activation,
+        ep_rank * experts,
+        tp_rank == 0,
+        enable_pdl,
+        tune_max_num_tokens,
+        sharing_ranks(ep_size, enable_alltoall, token_selected_experts),
+    )
     scale1, scale2, factor1, factor2, quant1, quant2 = scales_of(format, quant_scales)  # * takes 0.3 us more
     fused_moe(
         output,
@@ -225,12 +232,9 @@ def cutlass_fused_moe(
         situ_beta,
         situ_linear_beta,
         workspace_buffer,
-        format,
-        activation,
-        ep_rank * experts,
-        tp_rank == 0,
-        enable_pdl,
-        tune_max_num_tokens,
-        sharing_ranks(ep_size, enable_alltoall, token_selected_experts),
+        *choice,
     )
+    if not (is_traced() or compiler._is_compiling_flag):
+        launch = launch_of(choice, input, experts, output_dtype)
+        layer_launches.keep_call(launch, choice.text(input), locals())
     return [output, *unspecified(input, experts, tokens)]

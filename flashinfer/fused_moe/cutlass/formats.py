@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Sequence
+from operator import itemgetter
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 
 from ..._runtime.errors import ArgumentError
 
-__all__ = ["Format", "Scales", "format_of", "scales_of", "sharing_ranks"]
+__all__ = ["PICK_SCALES", "Format", "Scales", "format_of", "name_of", "scales_of", "sharing_ranks"]
 
 OptionalTensor = Optional[torch.Tensor]
 
@@ -20,26 +21,38 @@ class Format:
     PLAIN, FP8_TENSOR, FP8_BLOCK, MXFP4, INT4_FP8, MXFP4_FP8 = range(6)
 
 
-class Scales(NamedTuple):
-    """Scales of weights, factors of each expert's sums, and factors of operands before their rounding; 1 and 2."""
-
-    scale1: OptionalTensor = None
-    scale2: OptionalTensor = None
-    factor1: OptionalTensor = None
-    factor2: OptionalTensor = None
-    quant1: OptionalTensor = None
-    quant2: OptionalTensor = None
+def name_of(format: int) -> str:
+    """Return the name of a format in lower case."""
+    return next(name.lower() for name, value in vars(Format).items() if value == format)
 
 
-#: Length of ``quant_scales`` and the positions of :class:`Scales` in it; -1: the format has no such scale.
+#: Scales of weights, factors of each expert's accumulators, and factors of operands before their rounding, of GEMM 1
+#: and 2: scale1, scale2, factor1, factor2, quant1, quant2.
+Scales = tuple[OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor]
+_NONE = -1
+
+#: Length of ``quant_scales`` and the positions of :data:`Scales` in it.
 _POSITIONS = {
-    Format.FP8_TENSOR: (4, (-1, -1, 0, 2, -1, 1)),
-    Format.FP8_BLOCK: (2, (0, 1, -1, -1, -1, -1)),
-    Format.MXFP4: (2, (0, 1, -1, -1, -1, -1)),
+    Format.PLAIN: (0, (_NONE, _NONE, _NONE, _NONE, _NONE, _NONE)),
+    Format.FP8_TENSOR: (4, (_NONE, _NONE, 0, 2, _NONE, 1)),
+    Format.FP8_BLOCK: (2, (0, 1, _NONE, _NONE, _NONE, _NONE)),
+    Format.MXFP4: (2, (0, 1, _NONE, _NONE, _NONE, _NONE)),
     Format.INT4_FP8: (8, (0, 1, 6, 7, 2, 3)),
-    Format.MXFP4_FP8: (5, (0, 3, 1, 4, -1, -1)),
+    Format.MXFP4_FP8: (5, (0, 3, 1, 4, _NONE, _NONE)),
 }
-_NO_SCALES = Scales()
+
+
+def _picker(positions: tuple[int, ...]) -> Callable[[Optional[Sequence[torch.Tensor]]], Scales]:
+    pick: Any = itemgetter(*positions)
+    if set(positions) == {_NONE}:
+        nothing: Scales = pick((None,))
+        return lambda quant_scales: nothing
+    return lambda quant_scales: pick((*quant_scales, None))  # type: ignore[misc]  # the last one is that of _NONE
+
+
+#: Function by format that returns the :data:`Scales` of ``quant_scales`` of the right length, 0.5 us faster than
+#: :func:`scales_of`. Not for code that torch.compile traces.
+PICK_SCALES = {format: _picker(positions) for format, (_, positions) in _POSITIONS.items()}
 _SCALES_OF_NVFP4 = 6
 
 
@@ -66,7 +79,7 @@ def sharing_ranks(ep_size: int, enable_alltoall: bool, experts: torch.Tensor) ->
 
 
 def scales_of(format: int, quant_scales: Optional[Sequence[torch.Tensor]]) -> Scales:
-    """Return the scales of a format by name."""
+    """Return the scales of a format, or raise for another number of them."""
     count = len(quant_scales) if quant_scales else 0
     if format == Format.PLAIN:
         if count == _SCALES_OF_NVFP4:
@@ -78,8 +91,8 @@ def scales_of(format: int, quant_scales: Optional[Sequence[torch.Tensor]]) -> Sc
             raise ArgumentError(
                 f"cutlass_fused_moe: quant_scales must be empty for 16-bit weights, got {count} tensors"
             )
-        return _NO_SCALES
     expected, positions = _POSITIONS[format]
-    if count != expected or quant_scales is None:
+    if count != expected:
         raise ArgumentError(f"cutlass_fused_moe: quant_scales must have {expected} tensors, got {count}")
-    return Scales(*(None if i < 0 else quant_scales[i] for i in positions))
+    given = quant_scales or ()
+    return tuple(None if i == _NONE else given[i] for i in positions)  # type: ignore[return-value]

@@ -26,7 +26,7 @@ from ...gemm.launch import Sm90Functions, W4Functions
 from ...gemm.tiles import tile_tactics, w4_tactics
 from ...jit.gemm import W4_KINDS, tiles_of
 
-__all__ = ["FEWEST_TOKENS", "FusedMoeTileRunner", "Product", "product_tuned_before", "tuned_product"]
+__all__ = ["FEWEST_TOKENS", "NOT_ASKED", "FusedMoeTileRunner", "Product", "product_tuned_before", "tuned_product"]
 
 #: Fewer tokens take one kernel, which has no tiles, or tiles of 8 tokens by the rule.
 FEWEST_TOKENS = 9
@@ -38,7 +38,7 @@ _w4_with_tiles = W4Functions("gemm_w4_sm90_experts_with_tiles")
 
 Product = Optional[Callable[..., Any]]
 
-_UNKNOWN: Any = object()  # None is the product of the CPU by the rule
+NOT_ASKED: Any = object()  #: product that the tuner has not chosen; None is that of the CPU by the rule
 
 
 @cache
@@ -148,10 +148,10 @@ def _key(
 
 
 def product_tuned_before(
-    kind: str, format: int, activation: int, ranks: int, inputs: Sequence[Any], most_tokens: int
+    kind: Optional[str], format: int, activation: int, ranks: int, inputs: Sequence[Any], most_tokens: int
 ) -> Product:
-    """Return what :func:`tuned_product` returns for the same arguments if it is known; None if it must be asked."""
-    return AutoTuner.get().kept.get(_key(kind, format, activation, ranks, inputs, most_tokens))
+    """Return what :func:`tuned_product` returns for the same arguments if it is known, or else ``NOT_ASKED``."""
+    return AutoTuner.get().kept.get(_key(kind, format, activation, ranks, inputs, most_tokens), NOT_ASKED)
 
 
 def tuned_product(
@@ -198,7 +198,7 @@ def tuned_product(
 
     # Two look-ups take longer than all else that a call does on the host.
     kept, key = tuner.kept, _key(kind, format, activation, ranks, inputs, most_tokens)
-    product = kept.get(key, _UNKNOWN)
-    if product is _UNKNOWN:
+    product = kept.get(key, NOT_ASKED)
+    if product is NOT_ASKED:
         product = kept[key] = choose()
     return product
