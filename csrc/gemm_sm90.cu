@@ -235,32 +235,62 @@ tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any> gemm_sm90_choose(int64_t rows, in
           {"share_b", c.share_b}, {"raster", c.raster},   {"reason", tvm::ffi::String(ReasonOf(ShapeOf(p, rows), c))}};
 }
 
+/// Multiply with the tile of an index, or by the rule if `tile` is negative; the numbers after it are not read then.
+/// `sharing`: operand that the blocks of a cluster share if tokens are on the M side: 0: tokens, 1: weights, 2: K. With 0,
+/// `raster` and `blocks` are those of the rule.
 bool gemm_sm90(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale, Optional<TensorView> b_scale,
                Optional<TensorView> bias, Optional<TensorView> groups, Optional<TensorView> weight_indices,
-               int64_t grouping, int64_t scale_rows, int64_t expected_m, bool enable_pdl, bool weights_first) {
+               int64_t grouping, int64_t scale_rows, int64_t expected_m, int64_t tile, int64_t cluster, int64_t sharing,
+               int64_t raster, int64_t blocks, bool enable_pdl, bool weights_first) {
   const Call call{out,      a,          b,          a_scale,      b_scale, bias, groups, weight_indices,
                   grouping, scale_rows, enable_pdl, weights_first};
-  return Multiply(call, [expected_m](const GemmProblem& p, int sms) {
-    return ChooseByRule(p, p.grouping == Grouping::kMasked ? std::max<int64_t>(expected_m, 1) : p.m, sms);
+  if (tile < 0) {
+    return Multiply(call, [expected_m](const GemmProblem& p, int sms) {
+      return ChooseByRule(p, p.grouping == Grouping::kMasked ? std::max<int64_t>(expected_m, 1) : p.m, sms);
+    });
+  }
+  if (tile >= TILE_COUNT) {
+    FLASHINFER_THROW(ArgumentError) << OP << ": tile must be at most " << TILE_COUNT - 1 << ", got " << tile;
+  }
+  const TileShape& shape = TILES[tile];
+  if (!shape.swapped && SCALING == Scaling::kBlock && scale_rows == 1) {
+    FLASHINFER_THROW(ArgumentError) << OP << ": tile must be a swapped one for scales of single weight rows, got "
+                                    << tile;
+  }
+  return Multiply(call, [&](const GemmProblem&, int sms) {
+    GemmConfig c;
+    c.swapped = shape.swapped, c.block_m = shape.block_m, c.block_n = shape.block_n;
+    c.cluster = int(cluster), c.share_b = sharing == 1, c.split_k = sharing == 2;
+    c.raster = raster > 0 ? int(raster) : ChooseRaster(c.block_m, c.block_n, sms);
+    c.blocks = blocks > 0 ? int(std::min<int64_t>(blocks, sms)) : sms;
+    return c;
   });
+}
+
+/// Multiply by the rule.
+static bool MultiplyByRule(const TensorView& out, const TensorView& a, const TensorView& b,
+                           const Optional<TensorView>& a_scale, const Optional<TensorView>& b_scale,
+                           const Optional<TensorView>& bias, const Optional<TensorView>& groups, int64_t grouping,
+                           int64_t scale_rows, int64_t expected_m, bool enable_pdl) {
+  return gemm_sm90(out, a, b, a_scale, b_scale, bias, groups, {}, grouping, scale_rows, expected_m, -1, 1, 0, 0, 0,
+                   enable_pdl, false);
 }
 
 // Ordinary calls of public functions, with the tensors as callers pass them. Each returns false, having done nothing,
 // for operands that the checks in Python must look at; errors have no meaning to callers but that.
 
-bool gemm_sm90_dense(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale,
-                     Optional<TensorView> b_scale, Optional<TensorView> bias, bool enable_pdl) {
+/// Multiply by the rule, with PDL: groups of rows of contiguous tensors with weights (groups, n, k), or without groups
+/// matrices or batches of them with weights (.., k, n).
+bool gemm_sm90_ordinary(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale,
+                        Optional<TensorView> b_scale, Optional<TensorView> bias, Optional<TensorView> groups,
+                        int64_t grouping, int64_t expected_m) {
+  if (groups.has_value()) {
+    if (!out.IsContiguous() || !a.IsContiguous() || !b.IsContiguous() || b.ndim() != 3) return false;
+    return MultiplyByRule(out, a, b, a_scale, b_scale, bias, groups, grouping, SCALE_BLOCK, expected_m, true);
+  }
   if (SCALING == Scaling::kBlock || !IsMatrixOrBatch(b)) return false;
   const Transposed weights(b);
-  return gemm_sm90(out, a, weights.view(), a_scale, b_scale, bias, {}, {}, int64_t(Grouping::kBatched), 1, 0,
-                   enable_pdl, false);
-}
-
-bool gemm_sm90_grouped(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale,
-                       Optional<TensorView> b_scale, TensorView groups, int64_t grouping, int64_t expected_m,
-                       bool enable_pdl) {
-  if (!out.IsContiguous() || !a.IsContiguous() || !b.IsContiguous() || b.ndim() != 3) return false;
-  return gemm_sm90(out, a, b, a_scale, b_scale, {}, groups, {}, grouping, SCALE_BLOCK, expected_m, enable_pdl, false);
+  return MultiplyByRule(out, a, weights.view(), a_scale, b_scale, bias, {}, int64_t(Grouping::kBatched), 1, 0, true);
 }
 
 /// Enqueue the product of experts `p`. Rows are gathered for gated products with block scales only, which have one tile.
@@ -272,18 +302,10 @@ static void EnqueueExperts(const GemmProblem& p, GemmConfig c, DLDevice device, 
   CheckStatus(OP, entry(p, c, get_stream(device)));
 }
 
-/// Multiply the rows of experts for fused_moe.cu, on the current device. `problem`: a flashinfer::gemm::GemmProblem;
-/// `weights_first`: the kernel before this one wrote neither weights nor `groups`.
-void gemm_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
-  const GemmProblem& p = *static_cast<const GemmProblem*>(problem);
-  const DLDevice device{kDLCUDA, int32_t(device_id)};
-  EnqueueExperts(p, ChooseByRule(p, p.ExpectedRows(), flashinfer::device::SmCount(device.device_id)), device,
-                 enable_pdl, weights_first);
-}
-
-/// Return gemm_sm90_experts with the tile and cluster of each product of a layer. The rule chooses for a tile of -1, and
-/// where a tile cannot serve a product.
-tvm::ffi::Function gemm_sm90_experts_with_tiles(int64_t tile1, int64_t cluster1, int64_t tile2, int64_t cluster2) {
+/// Return the product of experts for fused_moe.cu, with the tile and cluster of each GEMM of a layer. The rule chooses for a
+/// tile of -1, and where a tile cannot serve a product. The function takes the address of a flashinfer::gemm::GemmProblem
+/// and runs on the current device; `weights_first`: the kernel before this one wrote neither weights nor `groups`.
+tvm::ffi::Function gemm_sm90_experts(int64_t tile1, int64_t cluster1, int64_t tile2, int64_t cluster2) {
   for (int64_t tile : {tile1, tile2}) {
     if (tile >= TILE_COUNT) {
       FLASHINFER_THROW(ArgumentError) << OP << ": tile must be at most " << TILE_COUNT - 1 << ", got " << tile;
@@ -292,39 +314,13 @@ tvm::ffi::Function gemm_sm90_experts_with_tiles(int64_t tile1, int64_t cluster1,
   const auto multiply = [=](void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
     const GemmProblem& p = *static_cast<const GemmProblem*>(problem);
     const DLDevice device{kDLCUDA, int32_t(device_id)};
-    const int64_t tile =
-        weights_first ? tile2 : tile1;  // product 2 alone reads weights before the kernel before it ends
+    // GEMM 2 alone reads weights before the kernel before it ends.
+    const int64_t tile = weights_first ? tile2 : tile1;
     GemmConfig c = ChooseByRule(p, p.ExpectedRows(), flashinfer::device::SmCount(device.device_id));
     if (tile >= 0) UseTile(ShapeOf(p, p.ExpectedRows()), TILES[tile], int(weights_first ? cluster2 : cluster1), &c);
     EnqueueExperts(p, c, device, enable_pdl, weights_first);
   };
   return tvm::ffi::Function::FromTyped(multiply);
-}
-
-/// Multiply with a tile. `sharing`: what the blocks of a cluster share if tokens are on the M side: 0: tokens, 1: weights, 2: K.
-bool gemm_sm90_with_tile(TensorView out, TensorView a, TensorView b, Optional<TensorView> a_scale,
-                         Optional<TensorView> b_scale, Optional<TensorView> bias, Optional<TensorView> groups,
-                         Optional<TensorView> weight_indices, int64_t grouping, int64_t scale_rows, int64_t tile,
-                         int64_t cluster, int64_t sharing, int64_t raster, int64_t blocks, bool enable_pdl,
-                         bool weights_first) {
-  if (tile < 0 || tile >= TILE_COUNT) {
-    FLASHINFER_THROW(ArgumentError) << OP << ": tile must be in 0 .. " << TILE_COUNT - 1 << ", got " << tile;
-  }
-  const TileShape& shape = TILES[tile];
-  if (!shape.swapped && SCALING == Scaling::kBlock && scale_rows == 1) {
-    FLASHINFER_THROW(ArgumentError) << OP << ": tile must be a swapped one for scales of single weight rows, got "
-                                    << tile;
-  }
-  const Call call{out,      a,          b,          a_scale,      b_scale, bias, groups, weight_indices,
-                  grouping, scale_rows, enable_pdl, weights_first};
-  return Multiply(call, [&](const GemmProblem&, int sms) {
-    GemmConfig c;
-    c.swapped = shape.swapped, c.block_m = shape.block_m, c.block_n = shape.block_n;
-    c.cluster = int(cluster), c.share_b = sharing == 1, c.split_k = sharing == 2;
-    c.raster = raster > 0 ? int(raster) : ChooseRaster(c.block_m, c.block_n, sms);
-    c.blocks = blocks > 0 ? int(std::min<int64_t>(blocks, sms)) : sms;
-    return c;
-  });
 }
 
 /// Multiply few rows that the product quantises itself. Returns false, having done nothing, for other operands and where two
@@ -380,44 +376,34 @@ static bool QuantizeAndMultiply(const TensorView& out, const TensorView& input, 
   return Multiply(call, [](const GemmProblem& p, int sms) { return ChooseByRule(p, p.m, sms); });
 }
 
-bool gemm_sm90_quantizing(TensorView out, TensorView input, TensorView weight, TensorView weight_scale,
-                          int64_t scale_rows, TensorView workspace, bool enable_pdl) {
-  if constexpr (SCALING == Scaling::kBlock) {
-    Expect(OP, "input", input).on_device().dtype({dl_bfloat16}).rank(2);
-    Expect(OP, "workspace", workspace).same_device(input, "input").dtype({dl_uint8}).rank(1).contiguous();
-    const int64_t k = input.size(1);
-    if (k % SCALE_BLOCK != 0) {
-      FLASHINFER_THROW(ArgumentError) << OP << ": input.shape[1] must be divisible by block size 128, got " << k;
-    }
-    Expect(OP, "workspace", workspace).numel(QuantizedBytes(input.size(0), k));
-    if (!TakesBulkCopies(input)) return false;
-    if (MultiplyUnquantized(out, input, weight, weight_scale, scale_rows, enable_pdl)) return true;
-    DeviceGuard guard(input.device());
-    return QuantizeAndMultiply(out, input, weight, weight_scale, scale_rows, workspace.data_ptr(), enable_pdl);
-  }
-  return false;  // the other modules have no quantiser
-}
-
+/// Multiply an input with block scales, or one that is quantised by this call: in `workspace` if it is given, which has
+/// QuantizedBytes, else in memory of the stream.
 bool gemm_sm90_blockscale(TensorView out, TensorView input, TensorView weight, Optional<TensorView> input_scale,
-                          TensorView weight_scale, bool enable_pdl) {
+                          TensorView weight_scale, Optional<TensorView> workspace, bool enable_pdl) {
   if (input.ndim() != 2 || weight.ndim() != 2 || weight_scale.ndim() != 2) return false;
   const int64_t m = input.size(0), k = input.size(1), n = weight.size(0);
-  if (k % SCALE_BLOCK != 0 || n % 64 != 0 || n == 0) return false;
+  const int64_t unit = workspace.has_value() ? 8 : 64;  // a caller with a workspace has checked the weights
+  if (k % SCALE_BLOCK != 0 || n % unit != 0 || n == 0) return false;
   const int64_t scale_rows = weight_scale.size(0) == n ? 1 : SCALE_BLOCK;
   if (input_scale.has_value()) {
     if (input_scale.value().ndim() != 2) return false;
     const Transposed scales(input_scale.value());
-    return gemm_sm90(out, input, weight, scales.view(), weight_scale, {}, {}, {}, int64_t(Grouping::kBatched),
-                     scale_rows, 0, enable_pdl, false);
+    return MultiplyByRule(out, input, weight, scales.view(), weight_scale, {}, {}, int64_t(Grouping::kBatched),
+                          scale_rows, 0, enable_pdl);
   }
   if constexpr (SCALING == Scaling::kBlock) {
     if (!HasDtype(input, dl_bfloat16) || !TakesBulkCopies(input)) return false;
     Expect(OP, "input", input).on_device();
+    const int64_t bytes = QuantizedBytes(m, k);
+    if (workspace.has_value()) {
+      Expect(OP, "workspace", workspace.value()).same_device(input, "input").dtype({dl_uint8}).rank(1).contiguous();
+      Expect(OP, "workspace", workspace.value()).numel(bytes);
+    }
     if (MultiplyUnquantized(out, input, weight, weight_scale, scale_rows, enable_pdl)) return true;
     DeviceGuard guard(input.device());
     flashinfer::CallMemory memory;
-    void* const quantized = memory.Take(input.device(), QuantizedBytes(m, k));
+    void* const quantized = workspace.has_value() ? workspace.value().data_ptr() : memory.Take(input.device(), bytes);
     return QuantizeAndMultiply(out, input, weight, weight_scale, scale_rows, quantized, enable_pdl);
   }
-  return false;
+  return false;  // the other modules have no quantiser
 }

@@ -42,18 +42,11 @@ void Enqueue(const W4Problem& p, GemmConfig c, DLDevice device, bool enable_pdl,
 
 }  // namespace
 
-/// Multiply the rows of experts with four-bit weights for fused_moe.cu, on the current device. `problem`: a
-/// flashinfer::gemm::W4Problem; `weights_first`: the kernel before this one wrote neither weights nor `groups`.
-void gemm_w4_sm90_experts(void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
-  const W4Problem& p = *static_cast<const W4Problem*>(problem);
-  const DLDevice device{kDLCUDA, int32_t(device_id)};
-  Enqueue(p, ChooseByRule(ShapeOf(p), flashinfer::device::SmCount(device.device_id)), device, enable_pdl,
-          weights_first);
-}
-
-/// Return gemm_w4_sm90_experts with the tile and cluster of each product of a layer. The rule chooses for a tile of -1, and
-/// where so many blocks cannot split K.
-tvm::ffi::Function gemm_w4_sm90_experts_with_tiles(int64_t tile1, int64_t cluster1, int64_t tile2, int64_t cluster2) {
+/// Return the product of experts with four-bit weights for fused_moe.cu, with the tile and cluster of each GEMM of a layer.
+/// The rule chooses for a tile of -1, and where so many blocks cannot split K. The function takes the address of a
+/// flashinfer::gemm::W4Problem and runs on the current device; `weights_first`: the kernel before this one wrote neither
+/// weights nor `groups`.
+tvm::ffi::Function gemm_w4_sm90_experts(int64_t tile1, int64_t cluster1, int64_t tile2, int64_t cluster2) {
   for (int64_t tile : {tile1, tile2}) {
     if (tile >= TILE_COUNT) {
       FLASHINFER_THROW(ArgumentError) << OP << ": tile must be at most " << TILE_COUNT - 1 << ", got " << tile;
@@ -62,7 +55,7 @@ tvm::ffi::Function gemm_w4_sm90_experts_with_tiles(int64_t tile1, int64_t cluste
   const auto multiply = [=](void* problem, int64_t device_id, bool enable_pdl, bool weights_first) {
     const W4Problem& p = *static_cast<const W4Problem*>(problem);
     const DLDevice device{kDLCUDA, int32_t(device_id)};
-    // Product 2 alone reads weights before the kernel before it ends.
+    // GEMM 2 alone reads weights before the kernel before it ends.
     const int64_t tile = weights_first ? tile2 : tile1;
     const GemmShape shape = ShapeOf(p);
     GemmConfig c = ChooseByRule(shape, flashinfer::device::SmCount(device.device_id));

@@ -3,4 +3,3 @@
 #include "gemm_w4_sm90.cu"
 
 FLASHINFER_EXPORT(gemm_w4_sm90_experts, gemm_w4_sm90_experts)
-FLASHINFER_EXPORT(gemm_w4_sm90_experts_with_tiles, gemm_w4_sm90_experts_with_tiles)

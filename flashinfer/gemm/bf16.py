@@ -28,7 +28,7 @@ from .bf16_checks import (
 )
 from .checks import refuse_shared_memory
 from .decide import MANY_ROWS, depends_on_layout, prefers_torch_bf16
-from .launch import dense_product, noting, product
+from .launch import noting, ordinary_product, product
 from .torch_product import torch_bf16, torch_product
 from .tuning import tuned_mm_bf16
 
@@ -91,7 +91,7 @@ def _launch_own(
         out = allocate((m, n), (n or 1, 1), out_dtype, index)
     elif out.dtype is not out_dtype or len(a_shape) != 2:
         return None
-    return out if dense_product["bf16"](out, a, b, None, None, bias, True) else None
+    return out if ordinary_product["bf16"](out, a, b, None, None, bias, None, 0, 0) else None
 
 
 def _launch_torch(
@@ -207,7 +207,7 @@ def _launch_own_batch(
         out = allocate((batch, m, n), ((m or 1) * (n or 1), n or 1, 1), out_dtype, i)
     elif out.dtype is not out_dtype or len(a) != 3:
         return None
-    return out if dense_product["bf16"](out, A, B, None, None, None, True) else None
+    return out if ordinary_product["bf16"](out, A, B, None, None, None, None, 0, 0) else None
 
 
 def _launch_torch_batch(

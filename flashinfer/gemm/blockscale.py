@@ -30,7 +30,6 @@ _OUTPUTS = (torch.bfloat16, torch.float16)
 _BY_ROW, _BY_BLOCK = (1, 1, _BLOCK), (1, _BLOCK, _BLOCK)
 
 _native_quantize = NativeFunction(get_quantize_1x128_module, "quantize_1x128")
-_sm90_quantizing = Sm90Functions("gemm_sm90_quantizing")
 _blockscale = Sm90Functions("gemm_sm90_blockscale")
 _HOPPER = 90
 
@@ -50,14 +49,14 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _quantize_and_multiply(
-    out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, scale_rows: int
+    out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor
 ) -> bool:
     """Launch both kernels with one call. Returns False if the SM90 module does not take the layouts."""
     m, k = input.shape
     size = m * k + (m + 3) // 4 * 4 * (k // _BLOCK) * 4  # codes, and scales with rows padded as in quantize_rows
     workspace = torch.empty(size, dtype=torch.uint8, device=input.device)
-    multiply = _sm90_quantizing["fp8_block"]
-    return bool(multiply(out, input, weight, weight_scale, scale_rows, workspace, use_pdl(input, None)))
+    multiply = _blockscale["fp8_block"]
+    return bool(multiply(out, input, weight, None, weight_scale, workspace, use_pdl(input, None)))
 
 
 def quantize_weight_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,7 +84,7 @@ def _fp8_blockscale_gemm(
     by = _BY_ROW if weight_scale.shape[0] == weight.shape[0] else _BY_BLOCK
     quantizes = input_scale is None
     if input_scale is None:  # the last kernel before the product, which reads weights meanwhile
-        if is_sm90(input) and _quantize_and_multiply(out, input, weight, weight_scale, by[1]):
+        if is_sm90(input) and _quantize_and_multiply(out, input, weight, weight_scale):
             return
         input, input_scale = quantize_rows(input)
     product(out, input, weight, a_scale=input_scale.mT, b_scale=weight_scale, granularity=by, weights_first=quantizes)
@@ -191,7 +190,7 @@ def _launch(
         out = allocate((m, n), (n or 1, 1), _BF16 if out_dtype is None else out_dtype, index)
     elif out_dtype is not None and out.dtype is not out_dtype:
         return None
-    return out if _blockscale["fp8_block"](out, input, weight, input_scale, weight_scale, True) else None
+    return out if _blockscale["fp8_block"](out, input, weight, input_scale, weight_scale, None, True) else None
 
 
 _launches = KeptLaunches(

@@ -19,7 +19,7 @@ from ..trace.templates.gemm_groupwise import (
     group_deepgemm_fp8_nt_groupwise_trace,
 )
 from .groupwise_checks import check_counts, check_deepgemm
-from .launch import CONTIGUOUS, MASKED, grouped_launch, grouped_product, is_sm90
+from .launch import CONTIGUOUS, MASKED, grouped_product, is_sm90, ordinary_product
 
 __all__ = ["batch_deepgemm_fp8_nt_groupwise", "group_deepgemm_fp8_nt_groupwise"]
 
@@ -101,7 +101,7 @@ def _launch_contiguous(
         out = allocate((m, n), (n or 1, 1), _BF16, index)
     elif out.dtype is not _BF16:
         return None
-    return out if grouped_launch["fp8_block"](out, a, b, a_scale, b_scale, m_indices, CONTIGUOUS, 0, True) else None
+    return out if ordinary_product["fp8_block"](out, a, b, a_scale, b_scale, None, m_indices, CONTIGUOUS, 0) else None
 
 
 def _is_kept(a: torch.Tensor, granularity: Granularity) -> bool:
@@ -233,7 +233,7 @@ def _launch_masked(
         out = allocate((groups, m, n), ((m or 1) * (n or 1), n or 1, 1), _BF16, index)
     elif out.dtype is not _BF16:
         return None
-    is_taken = grouped_launch["fp8_block"](out, a, b, a_scale, b_scale, masked_m, MASKED, expected_m, True)
+    is_taken = ordinary_product["fp8_block"](out, a, b, a_scale, b_scale, None, masked_m, MASKED, expected_m)
     return out if is_taken else None
 
 

@@ -18,7 +18,7 @@ from ..api_logging import flashinfer_api
 from ..trace.templates.gemm import bmm_fp8_trace
 from .checks import refuse_output, refuse_shapes, refuse_shared_memory
 from .decide import LARGE_FP8, MANY_ROWS, SMALL_FP8, has_few_rows, prefers_torch_fp8, streams_fp8
-from .launch import dense_product, product
+from .launch import ordinary_product, product
 from .torch_product import torch_bmm_fp8, torch_scaled_mm
 from .tuning import layout_facts, tuned_bmm_fp8
 
@@ -117,7 +117,7 @@ def _launch_own(
         out = allocate((batch, m, n), ((m or 1) * (n or 1), n or 1, 1), dtype, index)
     elif out.dtype is not dtype or len(a_shape) != 3:
         return None
-    return out if dense_product["fp8"](out, A, B, A_scale, B_scale, None, True) else None
+    return out if ordinary_product["fp8"](out, A, B, A_scale, B_scale, None, None, 0, 0) else None
 
 
 def _launch_torch(

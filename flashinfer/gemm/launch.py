@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Callable, Optional
 
 import torch
@@ -10,22 +11,23 @@ import torch
 from .._runtime.dispatch import NativeFunction, use_pdl
 from .._runtime.requirements import SuitableBackends
 from .._runtime.torch_ops import called, register_custom_op
-from ..jit.gemm import get_gemm_module, get_gemm_sm90_module, get_gemm_w4_sm90_module
+from ..jit.gemm import W4_KINDS, get_gemm_module, get_gemm_sm90_module, get_gemm_w4_sm90_module
 from .speak import speaking
 
 __all__ = [
     "BATCHED",
+    "BY_RULE",
     "CONTIGUOUS",
     "MASKED",
     "PACKED",
     "Sm90Devices",
     "Sm90Functions",
-    "W4Functions",
-    "dense_product",
-    "grouped_launch",
+    "experts_product",
+    "gemm_sm90",
     "grouped_product",
     "is_sm90",
     "noting",
+    "ordinary_product",
     "product",
     "sm90_kind",
 ]
@@ -50,20 +52,16 @@ class Sm90Functions(dict[str, Callable[..., Any]]):
         return self[kind]
 
 
-#: The product of ordinary matrices: weights as callers pass them, because a view such as ``b.mT`` takes 1 us.
-dense_product = Sm90Functions("gemm_sm90_dense")
+#: The product of matrices, or of groups of rows. Weights are as callers pass them: a view such as ``b.mT`` takes 1 us.
+ordinary_product = Sm90Functions("gemm_sm90_ordinary")
 
 
-#: The product of groups of rows.
-grouped_launch = Sm90Functions("gemm_sm90_grouped")
-
-
-class W4Functions(Sm90Functions):
-    """One function of the module of each kind of four-bit weights, loaded on first use."""
-
-    def __missing__(self, kind: str) -> Callable[..., Any]:
-        self[kind] = getattr(get_gemm_w4_sm90_module(kind), self._name)
-        return self[kind]
+@cache
+def experts_product(kind: str, tiles: tuple[int, int, int, int] = (-1, 1, -1, 1)) -> Callable[..., Any]:
+    """Return the native product of experts for csrc/fused_moe.cu: tile and cluster of GEMM 1 and 2; -1: by the rule."""
+    if kind in W4_KINDS:
+        return get_gemm_w4_sm90_module(kind).gemm_w4_sm90_experts(*tiles)
+    return get_gemm_sm90_module(kind).gemm_sm90_experts(*tiles)
 
 
 def noting(launch: Optional[Callable[..., Any]], suitable: SuitableBackends) -> Optional[Callable[..., Any]]:
@@ -91,9 +89,12 @@ def is_sm90(tensor: torch.Tensor) -> bool:
 
 #: Groupings, in the order of ``Grouping`` in include/flashinfer/gemm.h, which defines them.
 BATCHED, CONTIGUOUS, MASKED, PACKED = range(4)
+#: Tile, cluster, sharing, raster and blocks of a product whose tile the rule chooses.
+BY_RULE = (-1, 1, 0, 0, 0)
 
 _native_gemm = NativeFunction(get_gemm_module, "gemm")
-_sm90_gemm = Sm90Functions("gemm_sm90")
+#: All arguments of a product, its tile among them.
+gemm_sm90 = Sm90Functions("gemm_sm90")
 _E4M3 = torch.float8_e4m3fn
 _16_BIT_KINDS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _BLOCKS = frozenset({(1, 128, 128), (1, 1, 128)})
@@ -170,9 +171,9 @@ def product(
     if is_sm90(a):
         kind = sm90_kind(a.dtype, granularity, alpha, beta)
         # The module returns False for layouts that it does not take.
-        if kind is not None and _sm90_gemm[kind](
+        if kind is not None and gemm_sm90[kind](
             *(out, a, b, a_scale, b_scale, bias, groups, weight_indices, grouping),
-            *(1 if granularity is None else granularity[1], expected_m, pdl, weights_first),
+            *(1 if granularity is None else granularity[1], expected_m, *BY_RULE, pdl, weights_first),
         ):
             return
     blocks = (1, 128, 128) if granularity is None else granularity

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rule of gemm/sm90/choose.h decides for a product, in words; ``FLASHINFER_LOGLEVEL=3`` prints it:
+"""Decisions of the rule of gemm/sm90/choose.h for a product, in words; ``FLASHINFER_LOGLEVEL=3`` prints it:
 
 gemm_sm90 m=16 n=4096 k=14336 -> swap_ab 16x64, split_k 2, raster 8 (few rows, and few tiles: blocks split K)
 """
@@ -89,30 +89,31 @@ def _product(
     grouping: int,
     scale_rows: int,
     expected_m: int,
+    tile: int,
     *_: Any,
 ) -> str:
+    if tile >= 0:
+        return f"gemm_sm90 m={a.shape[-2]} n={b.shape[-2]} k={a.shape[-1]} -> tile {tile}, as measured"
     batch = b.shape[0] if b.dim() == 3 else 1
     batch = batch if weight_indices is None else weight_indices.shape[0]
     rows = max(expected_m, 1) if grouping == _MASKED else a.shape[-2]
     return _line(module, a, b.shape[-2], batch, grouping, rows, by_row=b_scale is not None and scale_rows == 1)
 
 
-def _dense(module: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> str:
-    return _line(module, a, b.shape[-1], b.shape[0] if b.dim() == 3 else 1, _BATCHED, a.shape[-2], by_row=False)
-
-
-def _grouped(
+def _ordinary(
     module: Any,
     out: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
     a_scale: Any,
     b_scale: Any,
-    groups: torch.Tensor,
+    bias: Any,
+    groups: Optional[torch.Tensor],
     grouping: int,
     expected_m: int,
-    *_: Any,
 ) -> str:
+    if groups is None:
+        return _line(module, a, b.shape[-1], b.shape[0] if b.dim() == 3 else 1, _BATCHED, a.shape[-2], by_row=False)
     rows = max(expected_m, 1) if grouping == _MASKED else a.shape[-2]
     return _line(module, a, b.shape[-2], b.shape[0], grouping, rows, by_row=False)
 
@@ -129,7 +130,6 @@ def _blockscale(
 #: Exports whose tile the rule chooses, and how their arguments are read.
 _DESCRIBED: dict[str, Callable[..., str]] = {
     "gemm_sm90": _product,
-    "gemm_sm90_dense": _dense,
-    "gemm_sm90_grouped": _grouped,
+    "gemm_sm90_ordinary": _ordinary,
     "gemm_sm90_blockscale": _blockscale,
 }

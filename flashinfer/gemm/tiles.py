@@ -14,7 +14,7 @@ import torch
 
 from .._runtime.dispatch import use_pdl
 from ..jit.gemm import W4_TILES, tiles_of
-from .launch import BATCHED, Sm90Functions, product
+from .launch import BATCHED, gemm_sm90, product
 
 __all__ = ["BY_RULE", "product_with_tile", "tile_of", "tile_tactics", "w4_tactics"]
 
@@ -25,7 +25,6 @@ _K_BLOCK_BYTES = 128
 _W4_K_BLOCK = 128  # elements
 _FEWEST_ROWS = 32  # with fewer tokens, tiles with tokens on the M side are mostly padding
 _MOST_SWAPPED_ROWS = 256
-_gemm_with_tile = Sm90Functions("gemm_sm90_with_tile")
 
 
 def tile_tactics(kind: str, m: int, k: int, most_rows: int = 0) -> list[tuple[int, int, bool]]:
@@ -80,8 +79,8 @@ def product_with_tile(
     """Write ``a @ b.mT + bias`` to ``out`` with the tile of a tactic; by the rule where it is none, or not taken."""
     tile = tile_of(tactic)
     if tile is not None:
-        operands = (out, a, b, a_scale, b_scale, bias, None, None, BATCHED, 1)
+        operands = (out, a, b, a_scale, b_scale, bias, None, None, BATCHED, 1, 0)
         # 0, 0: the order of tiles is that of the rule, and all SMs take part.
-        if _gemm_with_tile[kind](*operands, *tile, 0, 0, use_pdl(a, enable_pdl), False):
+        if gemm_sm90[kind](*operands, *tile, 0, 0, use_pdl(a, enable_pdl), False):
             return
     product(out, a, b, a_scale=a_scale, b_scale=b_scale, bias=bias, enable_pdl=enable_pdl)

@@ -28,7 +28,7 @@ from ..autotuner import (
     make_bucket_mapper,
 )
 from .decide import has_scaled_mm, prefers_torch_bf16, prefers_torch_fp8
-from .launch import BATCHED, Sm90Functions, dense_product, is_sm90
+from .launch import BATCHED, gemm_sm90, is_sm90, ordinary_product
 from .tiles import BY_RULE, product_with_tile, tile_of, tile_tactics
 from .torch_product import torch_bf16, torch_bmm_fp8, torch_product, torch_scaled_mm
 
@@ -48,7 +48,6 @@ __all__ = [
 ]
 
 _HOPPER, _SERVED = 90, frozenset(AMPERE_ON)
-_with_tile = Sm90Functions("gemm_sm90_with_tile")
 OptionalTensor = Optional[torch.Tensor]
 
 _ROWS = tuple(2**i for i in range(15))  # 1 .. 16384 rows of tokens
@@ -223,11 +222,11 @@ def _own_product(
     tile: Optional[tuple[int, int, bool]],
 ) -> OptionalTensor:
     """Multiply with the tile of a tactic, or by the rule where it has none or the tile does not take the operands."""
-    if tile is not None and _with_tile[kind](
-        out, a, b.mT, a_scale, b_scale, bias, None, None, BATCHED, 1, *tile, 0, 0, True, False
+    if tile is not None and gemm_sm90[kind](
+        out, a, b.mT, a_scale, b_scale, bias, None, None, BATCHED, 1, 0, *tile, 0, 0, True, False
     ):
         return out
-    return out if dense_product[kind](out, a, b, a_scale, b_scale, bias, True) else None
+    return out if ordinary_product[kind](out, a, b, a_scale, b_scale, bias, None, 0, 0) else None
 
 
 def _kept_launch(

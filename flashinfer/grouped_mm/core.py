@@ -16,7 +16,7 @@ from .._runtime.errors import ArgumentError, BackendSupportedError
 from .._runtime.kept import KeptLaunches
 from .._runtime.requirements import backend_requirement, supported_compute_capability
 from ..api_logging import flashinfer_api
-from ..gemm.launch import PACKED, grouped_launch, grouped_product, noting
+from ..gemm.launch import PACKED, grouped_product, noting, ordinary_product
 from ..trace.templates.gemm_grouped import grouped_mm_bf16_trace, grouped_mm_fp8_trace
 from .cudnn import BF16_CCS, BLACKWELL_CCS, FP8_CCS, accept_bf16, accept_fp8
 
@@ -137,7 +137,7 @@ def _launch(
     if out is None:
         m, n = a.shape[0], b.shape[1]
         out = allocate((m, n), (n or 1, 1), out_dtype, index)
-    return out if grouped_launch["bf16"](out, a, b, None, None, m_indptr, PACKED, 0, True) else None
+    return out if ordinary_product["bf16"](out, a, b, None, None, None, m_indptr, PACKED, 0) else None
 
 
 _launches = KeptLaunches("backend, (index := a.get_device())", passed="a, b, m_indptr, out, out_dtype, index")

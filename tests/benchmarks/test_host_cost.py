@@ -49,7 +49,7 @@ def test_own_entries_run_our_kernels(script, monkeypatch):
     native = Native()
     monkeypatch.setitem(capability_of, -1, 90)
     for kind in ("bf16", "fp8"):
-        monkeypatch.setitem(launch.dense_product, kind, native)
+        monkeypatch.setitem(launch.ordinary_product, kind, native)
     calls = script.FAMILIES["dense"]("cpu")
     for name in ("mm_bf16 own", "mm_bf16 own out=", "bmm_bf16 own", "bmm_bf16 auto", "bmm_fp8 own", "bmm_fp8 own out="):
         calls[name]()  # the checked way, which keeps the launch
@@ -61,7 +61,7 @@ def test_own_entries_run_our_kernels(script, monkeypatch):
         calls[name]()
         assert not native.calls, name
     for launches in (bf16._mm_launches, bf16._bmm_launches, fp8._launches):
-        launches.clear()  # of CPU tensors
+        launches.clear()  # they stand for CPU tensors
 
 
 def test_every_product_has_an_entry(script):

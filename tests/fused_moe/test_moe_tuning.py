@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from flashinfer.fused_moe.cutlass import call as cutlass_op
 from flashinfer.fused_moe.cutlass import tuning as cutlass_tuning
 from flashinfer.fused_moe.cutlass.formats import Format
 from flashinfer.fused_moe.cutlass.tuning import CPU_TILES, FEWEST_TOKENS, FusedMoeTileRunner
+from flashinfer.gemm import launch
 from flashinfer.jit.gemm import W4_KINDS, W4_TILES, tiles_of
 from flashinfer.tllm_enums import ActivationType
 
@@ -82,7 +84,7 @@ def test_tiles_are_measured_for_each_bucket(passed, has_scales):
 
 
 def test_choices_are_used_and_kept_in_a_file(passed, tmp_path, monkeypatch):
-    """Check with times that are given: the widest tile wins for product 1, the middle one for product 2."""
+    """Check with times that are given: the widest tile wins for GEMM 1, the middle one for GEMM 2."""
 
     def trials(self, op, runners, config, profile, inputs, kwargs):
         wins = {OPS[0]: CPU_TILES[2], OPS[1]: CPU_TILES[1]}[op]
@@ -272,24 +274,21 @@ def test_tactics_of_four_bit_weights(kind, tokens, fewest, most):
         assert all(split <= W4_TILES[tile].most_blocks for tile, split in tactics)
 
 
-def test_products_of_four_bit_weights(monkeypatch):
-    monkeypatch.setattr(cutlass_tuning, "_w4_with_tiles", {"mxfp4": lambda *tiles: tiles})
-    cutlass_tuning._sm90_product.cache_clear()
-    assert cutlass_tuning._product_of("mxfp4", ([3, 2], -1), "rule") == (3, 2, -1, 1)
-    cutlass_tuning._sm90_product.cache_clear()
-
-
-def test_products_of_sm90(monkeypatch):
+@pytest.mark.parametrize("kind", ["bf16", "mxfp4"])
+def test_products_of_sm90(monkeypatch, kind):
     made = []
-    functions = {"bf16": lambda *tiles: made.append(tiles) or tiles}
-    monkeypatch.setattr(cutlass_tuning, "_with_tiles", functions)
-    cutlass_tuning._sm90_product.cache_clear()
-    assert cutlass_tuning._product_of("bf16", (-1, -1), "rule") == "rule"
+    module = SimpleNamespace(gemm_sm90_experts=lambda *tiles: made.append(tiles) or tiles)
+    module.gemm_w4_sm90_experts = module.gemm_sm90_experts
+    for name in ("get_gemm_sm90_module", "get_gemm_w4_sm90_module"):
+        monkeypatch.setattr(launch, name, lambda kind: module)
+    launch.experts_product.cache_clear()
+    assert cutlass_tuning._product_of(kind, (-1, -1), "rule") == "rule"
     for _ in range(2):  # tactics of a file are lists
-        assert cutlass_tuning._product_of("bf16", ([3, 2], -1), "rule") == (3, 2, -1, 1)
-    assert cutlass_tuning._product_of("bf16", (-1, (5, 1)), "rule") == (-1, 1, 5, 1)
+        assert cutlass_tuning._product_of(kind, ([3, 2], -1), "rule") == (3, 2, -1, 1)
+    assert cutlass_tuning._product_of(kind, (-1, (5, 1)), "rule") == (-1, 1, 5, 1)
     assert made == [(3, 2, -1, 1), (-1, 1, 5, 1)]
-    cutlass_tuning._sm90_product.cache_clear()
+    assert launch.experts_product(kind) == (-1, 1, -1, 1)
+    launch.experts_product.cache_clear()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -309,8 +308,7 @@ def test_tiles_of_the_gpu(kind):
     assert AutoTuner.get().stats.failed_tactics == {} or not any(AutoTuner.get().stats.failed_tactics.values())
     torch.testing.assert_close(found, expected, **errors)
     for tile in range(len(tiles)):  # each tile, or the rule where it cannot serve a product
-        product = cutlass_tuning._sm90_product(kind, tile, 1, tile, 1)
-        assert callable(product)
+        assert callable(launch.experts_product(kind, (tile, 1, tile, 1)))
         AutoTuner.get().profiling_cache = {
             key: ((tile, 1), profile) for key, (_, profile) in AutoTuner.get().profiling_cache.items()
         }

@@ -18,6 +18,7 @@ from flashinfer import gemm, utils
 from flashinfer._runtime import kept
 from flashinfer._runtime.arch import capability_of, get_compute_capability
 from flashinfer._runtime.errors import ArgumentError, BackendSupportedError
+from flashinfer.autotuner import AutoTuner
 from flashinfer.gemm import bf16 as family
 from flashinfer.gemm import blockscale, decide, deepgemm, fp8, launch
 from flashinfer.grouped_mm import core
@@ -43,7 +44,8 @@ def native_from_limits(monkeypatch):
     """Pretend that CPU tensors are on a Hopper; return what all native functions are replaced by."""
     function = Native()
     monkeypatch.setitem(capability_of, -1, 90)
-    for functions in (launch.dense_product, launch.grouped_launch, blockscale._blockscale):
+    monkeypatch.setattr(AutoTuner, "_instance", AutoTuner(warmup=1, repeat=1))
+    for functions in (launch.ordinary_product, blockscale._blockscale):
         for kind in ("bf16", "fp8", "fp8_block"):
             monkeypatch.setitem(functions, kind, function)
     forget()
@@ -73,49 +75,30 @@ def calls():
     x, w, x8, w8 = bf16(8, 256), bf16(64, 256), e4m3(256, 256), e4m3(2, 64, 256)
     one = torch.ones(())
     rows, blocks = block_scales(x8, 1, 128), block_scales(w8, 128, 128)
+    x8_2, rows_2 = x8.view(2, 128, 256), rows.view(2, 128, 2)
+    groups, counts, indptr = (torch.tensor(x, dtype=INT32) for x in ([0] * 256, [128, 7], [0, 2, 6]))
+    mm, bmm, bmm8 = flashinfer.mm_bf16, flashinfer.bmm_bf16, flashinfer.bmm_fp8
+    blockscaled, grouped = gemm.fp8_blockscale_gemm_sm90, gemm.group_deepgemm_fp8_nt_groupwise
+    fp32, auto, shape, batch = {"out_dtype": FP32}, {"backend": "auto"}, (8, 64), (1, 8, 64)
     return {
-        "mm_bf16": (flashinfer.mm_bf16, (x, w.T), {}, (8, 64), BF16),
-        "mm_bf16 to fp32": (flashinfer.mm_bf16, (x, w.T), {"out_dtype": FP32}, (8, 64), FP32),
-        "mm_bf16 with bias": (flashinfer.mm_bf16, (x, w.T, bf16(64), True), {}, (8, 64), BF16),
-        "bmm_bf16": (flashinfer.bmm_bf16, (x[None], w.T[None]), {}, (1, 8, 64), BF16),
-        "bmm_bf16 to fp32": (flashinfer.bmm_bf16, (x[None], w.T[None]), {"out_dtype": FP32}, (1, 8, 64), FP32),
-        "bmm_fp8": (flashinfer.bmm_fp8, (x8[None, :8], w8[:1].mT, one, one, FP16), {}, (1, 8, 64), FP16),
-        "bmm_fp8 of a batch": (
-            flashinfer.bmm_fp8,
-            (x8.view(2, 128, 256), w8.mT, one, one, BF16),
-            {"backend": "cudnn"},
-            (2, 128, 64),
-            BF16,
-        ),
-        "fp8_blockscale": (gemm.fp8_blockscale_gemm_sm90, (x, w8[0], None, blocks[0]), {}, (8, 64), BF16),
-        "fp8_blockscale of codes": (
-            gemm.fp8_blockscale_gemm_sm90,
-            (x8, w8[0], rows.T, blocks[0]),
-            {"out_dtype": FP16},
-            (256, 64),
-            FP16,
-        ),
-        "group_deepgemm": (
-            gemm.group_deepgemm_fp8_nt_groupwise,
-            (x8, w8, rows, blocks, torch.zeros(256, dtype=INT32)),
-            {},
-            (256, 64),
-            BF16,
-        ),
+        "mm_bf16": (mm, (x, w.T), {}, shape, BF16),
+        "mm_bf16 to fp32": (mm, (x, w.T), fp32, shape, FP32),
+        "mm_bf16 with bias": (mm, (x, w.T, bf16(64), True), {}, shape, BF16),
+        "mm_bf16 auto": (mm, (x, w.T), auto, shape, BF16),
+        "mm_bf16 auto with bias": (mm, (x, w.T, bf16(64), True), auto, shape, BF16),
+        "bmm_bf16": (bmm, (x[None], w.T[None]), {}, batch, BF16),
+        "bmm_bf16 auto": (bmm, (x[None], w.T[None]), auto, batch, BF16),
+        "bmm_bf16 to fp32": (bmm, (x[None], w.T[None]), fp32, batch, FP32),
+        "bmm_fp8": (bmm8, (x8[None, :8], w8[:1].mT, one, one, FP16), {}, batch, FP16),
+        "bmm_fp8 auto": (bmm8, (x8[None, :8], w8[:1].mT, one, one, BF16), auto, batch, BF16),
+        "bmm_fp8 of a batch": (bmm8, (x8_2, w8.mT, one, one, BF16), {"backend": "cudnn"}, (2, 128, 64), BF16),
+        "fp8_blockscale": (blockscaled, (x, w8[0], None, blocks[0]), {}, shape, BF16),
+        "fp8_blockscale of codes": (blockscaled, (x8, w8[0], rows.T, blocks[0]), {"out_dtype": FP16}, (256, 64), FP16),
+        "group_deepgemm": (grouped, (x8, w8, rows, blocks, groups), {}, (256, 64), BF16),
         "batch_deepgemm": (
-            gemm.batch_deepgemm_fp8_nt_groupwise,
-            (x8.view(2, 128, 256), w8, rows.view(2, 128, 2), blocks, torch.tensor([128, 7], dtype=INT32), 64),
-            {},
-            (2, 128, 64),
-            BF16,
+            *(gemm.batch_deepgemm_fp8_nt_groupwise, (x8_2, w8, rows_2, blocks, counts, 64), {}, (2, 128, 64), BF16),
         ),
-        "grouped_mm_bf16": (
-            flashinfer.grouped_mm_bf16,
-            (bf16(6, 256), bf16(2, 64, 256), torch.tensor([0, 2, 6], dtype=INT32)),
-            {},
-            (6, 64),
-            BF16,
-        ),
+        "grouped_mm_bf16": (flashinfer.grouped_mm_bf16, (bf16(6, 256), bf16(2, 64, 256), indptr), {}, (6, 64), BF16),
     }
 
 
@@ -164,7 +147,7 @@ def test_errors_are_those_of_the_checks(native, name, wrong, monkeypatch):
     function, args, kwargs, *_ = calls()[name]
     function(*args, **kwargs)  # a launch is kept
     args = (args[0][..., :-1] if wrong == "shape" else wrong, *args[1:])
-    for functions in (launch.dense_product, launch.grouped_launch, blockscale._blockscale):
+    for functions in (launch.ordinary_product, blockscale._blockscale):
         for kind in ("bf16", "fp8", "fp8_block"):
             monkeypatch.setitem(functions, kind, refuse)
     texts = []
@@ -178,22 +161,24 @@ def test_errors_are_those_of_the_checks(native, name, wrong, monkeypatch):
 
 
 @pytest.mark.parametrize("probe, answer", [("get_compute_capability", (8, 0)), ("device_support_pdl", False)])
-def test_a_replaced_probe_is_asked(native, monkeypatch, probe, answer):
+@pytest.mark.parametrize("backend", ["cudnn", "auto"])
+def test_a_replaced_probe_is_asked(native, monkeypatch, probe, answer, backend):
     a, b = bf16(8, 256), bf16(64, 256).T
-    flashinfer.mm_bf16(a, b)
+    flashinfer.mm_bf16(a, b, backend=backend)
     with monkeypatch.context() as patches:
         patches.setattr(utils, probe, lambda device: answer)
-        flashinfer.mm_bf16(a, b)
-        flashinfer.mm_bf16(bf16(9, 256), b)
+        flashinfer.mm_bf16(a, b, backend=backend)
+        flashinfer.mm_bf16(bf16(9, 256), b, backend=backend)
         assert not native.calls and len(family._mm_launches) == 1, "what was chosen meanwhile is not kept"
-    flashinfer.mm_bf16(a, b)
+    flashinfer.mm_bf16(a, b, backend=backend)
     assert len(native.calls) == 1
 
 
-def test_compiled_calls_do_not_go_straight(native):
+@pytest.mark.parametrize("backend", ["cudnn", "auto"])
+def test_compiled_calls_do_not_go_straight(native, backend):
     a, b = bf16(8, 256), bf16(64, 256).T
-    flashinfer.mm_bf16(a, b)
-    compiled = torch.compile(lambda a, b: flashinfer.mm_bf16(a, b), backend="eager", fullgraph=True)
+    flashinfer.mm_bf16(a, b, backend=backend)
+    compiled = torch.compile(lambda a, b: flashinfer.mm_bf16(a, b, backend=backend), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(a, b), a @ b, rtol=2**-6, atol=2**-6)
     assert not native.calls
 
@@ -274,17 +259,12 @@ def test_few_weights_of_other_products_are_ours(native_from_limits, torch_calls,
     assert len(native_from_limits.calls) == 1 and not torch_calls
 
 
-def test_gradients_are_not_recorded(native):
+def test_gradients_and_autocast_change_nothing(native):
     a, b = bf16(64, 256).requires_grad_(), bf16(64, 256).T
     flashinfer.mm_bf16(a.detach(), b)
     assert not flashinfer.mm_bf16(a, b).requires_grad
     with torch.no_grad():
         assert flashinfer.mm_bf16(a, b).equal(torch.mm(a, b))
-
-
-def test_autocast_does_not_change_the_dtype(native):
-    a, b = bf16(64, 256), bf16(64, 256).T
-    flashinfer.mm_bf16(a, b)
     with torch.autocast("cpu", dtype=FP16):
         assert torch.mm(a, b).dtype is FP16
         assert flashinfer.mm_bf16(a, b).dtype is BF16

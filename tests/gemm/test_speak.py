@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flashinfer.gemm import speak
+from flashinfer.gemm.launch import BY_RULE
 
 from ..hopper.devices import needs_hopper
 
@@ -27,10 +28,10 @@ class Module:
         self.asked.append(arguments)
         return CHOSEN
 
-    def gemm_sm90_dense(self, out, a, b, *_):
+    def gemm_sm90(self, out, a, b, *_):
         return True
 
-    gemm_sm90 = gemm_sm90_blockscale = gemm_sm90_grouped = gemm_sm90_dense
+    gemm_sm90_ordinary = gemm_sm90_blockscale = gemm_sm90
 
 
 @pytest.fixture
@@ -56,10 +57,10 @@ A, B = torch.empty(16, 4096), torch.empty(512, 4096)
 @pytest.mark.parametrize(
     "name, arguments, asked",
     [
-        ("gemm_sm90_dense", (A, B.mT, None, None, None, True), (16, 512, 4096, 1, 0, False, 132)),
-        ("gemm_sm90", (A, B, A, B, None, None, None, 0, 1, 0, True, False), (16, 512, 4096, 1, 0, True, 132)),
-        ("gemm_sm90_grouped", (A[None], B[None], None, None, A, 2, 5, True), (5, 512, 4096, 1, 2, False, 132)),
-        ("gemm_sm90_blockscale", (A, B, None, torch.empty(4, 32), True), (16, 512, 4096, 1, 0, False, 132)),
+        ("gemm_sm90_ordinary", (A, B.mT, None, None, None, None, 0, 0), (16, 512, 4096, 1, 0, False, 132)),
+        ("gemm_sm90", (A, B, A, B, *[None] * 3, 0, 1, 0, *BY_RULE, True, False), (16, 512, 4096, 1, 0, True, 132)),
+        ("gemm_sm90_ordinary", (A[None], B[None], None, None, None, A, 2, 5), (5, 512, 4096, 1, 2, False, 132)),
+        ("gemm_sm90_blockscale", (A, B, None, torch.empty(4, 32), None, True), (16, 512, 4096, 1, 0, False, 132)),
     ],
 )
 def test_line(lines, name, arguments, asked):
@@ -71,16 +72,22 @@ def test_line(lines, name, arguments, asked):
     assert line.endswith("-> swap_ab 16x64, split_k 2, raster 8 (few rows, and few tiles: blocks split K)")
 
 
+def test_a_given_tile_is_not_the_choice_of_the_rule(lines):
+    module = Module()
+    assert speak.speaking(module, "gemm_sm90")(A, A, B, *[None] * 5, 0, 1, 0, 7, 2, 0, 0, 0, True, False)
+    assert not module.asked and lines == ["gemm_sm90 m=16 n=512 k=4096 -> tile 7, as measured"]
+
+
 def test_functions_are_plain_without_the_log(monkeypatch):
     monkeypatch.setenv("FLASHINFER_LOGLEVEL", "1")
     module = Module()
-    assert speak.speaking(module, "gemm_sm90_dense") == module.gemm_sm90_dense
+    assert speak.speaking(module, "gemm_sm90") == module.gemm_sm90
 
 
 def test_the_log_reaches_no_caller(lines):
     """A module that cannot name its choice multiplies all the same."""
-    module = types.SimpleNamespace(gemm_sm90_dense=lambda *_: True)
-    assert speak.speaking(module, "gemm_sm90_dense")(A, A, B.mT)
+    module = types.SimpleNamespace(gemm_sm90_ordinary=lambda *_: True)
+    assert speak.speaking(module, "gemm_sm90_ordinary")(A, A, B.mT, *[None] * 4, 0, 0)
     assert len(lines) == 1 and lines[0].startswith("naming the tile failed: AttributeError: ")
 
 

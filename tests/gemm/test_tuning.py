@@ -76,8 +76,8 @@ def test_chosen_tile_runs_later(monkeypatch, tmp_path):
     clock = SimpleNamespace(seconds=0.0)  # advanced by the runners, so that the load of the machine does not matter
 
     def with_tile(out, a, b, *rest):
-        tile, cluster = rest[7], rest[8]
-        ran.append((tile, cluster, rest[9]))
+        tile, cluster = rest[8], rest[9]
+        ran.append((tile, cluster, rest[10]))
         clock.seconds += 0.001 if (tile, cluster) == (3, 2) else 0.004
         out.copy_(a @ b.mT)
         return True
@@ -86,7 +86,7 @@ def test_chosen_tile_runs_later(monkeypatch, tmp_path):
 
     monkeypatch.setattr(tuning, "is_sm90", lambda tensor: True)
     monkeypatch.setattr(tuning, "tile_tactics", lambda kind, m, k: [(0, 1, False), (3, 2, True)])
-    monkeypatch.setattr(tiles, "_gemm_with_tile", {"bf16": with_tile})
+    monkeypatch.setattr(tiles, "gemm_sm90", {"bf16": with_tile})
     a, b = operands(64, "cpu")
     path = str(tmp_path / "tuned.json")
     out = torch.empty(64, 128, dtype=torch.bfloat16)

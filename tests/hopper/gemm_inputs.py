@@ -37,10 +37,7 @@ def gemm(
     module = get_gemm_sm90_module(kind)
     scale_rows = 1 if scales[1] is None or scales[1].shape[-2:-1] == b.shape[-2:-1] else 128
     operands = (out, a, b, *scales, bias, groups, weight_indices, grouping, scale_rows)
-    if tile < 0:
-        assert module.gemm_sm90(*operands, expected_m, pdl, weights_first)
-    else:
-        assert module.gemm_sm90_with_tile(*operands, tile, cluster, share_b, raster, blocks, pdl, weights_first)
+    assert module.gemm_sm90(*operands, expected_m, tile, cluster, share_b, raster, blocks, pdl, weights_first)
     return out
 
 

@@ -216,7 +216,7 @@ def quantizing(x: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, pdl: bool)
     (m, k), n = x.shape, b.shape[0]
     workspace = torch.full((m * k + -(-m // 4) * 4 * (k // 128) * 4,), 77, dtype=torch.uint8, device="cuda")
     out = poisoned(m, n)
-    assert get_gemm_sm90_module("fp8_block").gemm_sm90_quantizing(out, x, b, scale, 128, workspace, pdl)
+    assert get_gemm_sm90_module("fp8_block").gemm_sm90_blockscale(out, x, b, None, scale, workspace, pdl)
     return out, bool((workspace != 77).any())
 
 

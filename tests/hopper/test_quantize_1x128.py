@@ -16,7 +16,7 @@ E4M3 = torch.float8_e4m3fn
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows, columns", [(0, 128), (1, 128), (7, 1152), (130, 4096)])
 def test_quantize(dtype, rows, columns):
-    """Check rows that do not fill a block, blocks of zeros, columns that end inside a CTA's range; padded scales."""
+    """Check rows that do not fill a block of scales, blocks of zeros, columns that end inside a block of threads."""
     x = torch.randn(rows, columns, device="cuda").to(dtype) * 3
     x[:, :128] *= (torch.arange(rows, device="cuda") % 3 != 1).to(dtype)[:, None]
     codes = torch.full((rows, columns), 1.0, device="cuda").to(E4M3)

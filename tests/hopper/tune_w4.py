@@ -17,8 +17,9 @@ from typing import Any, Callable, Optional
 import torch
 
 from flashinfer.fused_moe import cutlass_fused_moe
-from flashinfer.fused_moe.cutlass.call import layer_launches, w4_product
+from flashinfer.fused_moe.cutlass import call as cutlass_op
 from flashinfer.fused_moe.cutlass.tuning import BY_RULE, _product_of
+from flashinfer.gemm.launch import experts_product
 from flashinfer.jit.gemm import W4_TILES
 
 from .tune import seconds
@@ -69,24 +70,25 @@ def candidates(mean: float) -> list[int]:
 
 
 def measure(layer: Layer, tokens: int) -> dict[str, Optional[list[float]]]:
-    """Return microseconds of the layer with each tile for product 1 and for product 2; "rule": with its own tiles."""
+    """Return microseconds of the layer with each tile for GEMM 1 and for GEMM 2; "rule": with its own tiles."""
     out = torch.empty(tokens, layer.hidden, dtype=torch.bfloat16, device="cuda")
     kind = layer.kind
-    call, by_rule = layer.call(tokens, out), w4_product[kind]
+    call, by_rule = layer.call(tokens, out), experts_product(kind)
     call()
     expected = out.float()
     found: dict[str, Optional[list[float]]] = {"rule": [seconds(call) * 1e6]}
     for i in candidates(tokens * layer.top_k / layer.experts):
         times = []
         for tactics in (((i, 1), BY_RULE), (BY_RULE, (i, 1))):
-            w4_product[kind] = _product_of(kind, tactics, by_rule)
-            layer_launches.clear()
+            measured = _product_of(kind, tactics, by_rule)
+            cutlass_op.experts_product = lambda kind, product=measured: product
+            cutlass_op.layer_launches.clear()
             out.fill_(torch.nan)
             call()
             error = ((out.float() - expected).norm() / expected.norm()).item()  # hidden values round to either side
             times.append(seconds(call) * 1e6 if error <= MOST_ERROR[kind] else float("inf"))
-        w4_product[kind] = by_rule
-        layer_launches.clear()
+        cutlass_op.experts_product = experts_product
+        cutlass_op.layer_launches.clear()
         found["{}x{}".format(*W4_TILES[i])] = times
     return found
 

@@ -17,7 +17,7 @@ from ..._runtime.dispatch import NativeFunction, use_pdl
 from ..._runtime.kept import KeptLaunches
 from ..._runtime.torch_ops import called, register_custom_op
 from ...autotuner import AutoTuner
-from ...gemm.launch import Sm90Devices, Sm90Functions, W4Functions
+from ...gemm.launch import Sm90Devices, experts_product
 from ...jit.fused_moe.cutlass import get_fused_moe_module
 from ...jit.gemm import get_gemm_module
 from ...tllm_enums import ActivationType
@@ -31,16 +31,12 @@ __all__ = [
     "layer_launches",
     "native_fused_moe",
     "sm90_kind",
-    "sm90_product",
     "unspecified",
-    "w4_product",
 ]
 
 native_fused_moe = NativeFunction(get_fused_moe_module, "fused_moe")
 _general_product = NativeFunction(get_gemm_module, "gemm")
 _is_sm90 = Sm90Devices()
-sm90_product = Sm90Functions("gemm_sm90_experts")
-w4_product = W4Functions("gemm_w4_sm90_experts")
 _W4_KINDS = {Format.MXFP4: "mxfp4", Format.MXFP4_FP8: "mxfp4_fp8", Format.INT4_FP8: "int4"}
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -53,15 +49,15 @@ _kept_results: dict[tuple[int, int, int], Three] = {}
 
 
 class LayerChoice(NamedTuple):
-    """What the arguments of a call decide, once for all calls of the same facts: the last arguments of the op."""
+    """Decisions that the arguments of a call imply, once for all calls of the same facts: the op's last arguments."""
 
     format: int
     activation: int
     first_expert: int
     adds_bias2: bool
     enable_pdl: Optional[bool]
-    most_tokens: int  #: to tune for
-    ranks: int  #: that share the experts of the tokens
+    most_tokens: int  #: largest number of tokens to tune for
+    ranks: int  #: ranks that share the experts of the tokens
 
     def text(self, like: torch.Tensor) -> str:
         """Return the choice in words, for the log."""
@@ -90,7 +86,7 @@ def _product_by_rule(input: torch.Tensor, format: int) -> tuple[Optional[str], P
     kind = sm90_kind(input.get_device(), input.dtype, format)
     if kind is None:
         return None, _general_product[True]
-    return kind, w4_product[kind] if format in _W4_KINDS else sm90_product[kind]
+    return kind, experts_product(kind)
 
 
 # All that checks and choices depend on, but for what csrc/fused_moe.cu compares: shapes, dtypes, devices. The number of

@@ -22,7 +22,7 @@ from ...autotuner import (
     TuningConfig,
     make_bucket_mapper,
 )
-from ...gemm.launch import Sm90Functions, W4Functions
+from ...gemm.launch import experts_product
 from ...gemm.tiles import tile_tactics, w4_tactics
 from ...jit.gemm import W4_KINDS, tiles_of
 
@@ -33,18 +33,9 @@ FEWEST_TOKENS = 9
 BY_RULE = -1
 CPU_TILES = (48, 96, 192)  # weights per tile; the first is the rule. csrc/fused_moe.cu takes multiples of 48 up to 192
 
-_with_tiles = Sm90Functions("gemm_sm90_experts_with_tiles")
-_w4_with_tiles = W4Functions("gemm_w4_sm90_experts_with_tiles")
-
 Product = Optional[Callable[..., Any]]
 
 NOT_ASKED: Any = object()  #: product that the tuner has not chosen; None is that of the CPU by the rule
-
-
-@cache
-def _sm90_product(kind: str, tile1: int, cluster1: int, tile2: int, cluster2: int) -> Callable[..., Any]:
-    functions = _w4_with_tiles if kind in W4_KINDS else _with_tiles
-    return functions[kind](tile1, cluster1, tile2, cluster2)
 
 
 @cache
@@ -59,8 +50,8 @@ def _product_of(kind: Optional[str], tactics: Sequence[Any], by_rule: Product) -
         return by_rule
     if kind is None:
         return _cpu_product(*(CPU_TILES[0] if tactic == BY_RULE else int(tactic) for tactic in tactics))
-    pairs = [(-1, 1) if tactic == BY_RULE else tactic for tactic in tactics]
-    return _sm90_product(kind, *(int(number) for pair in pairs for number in pair))
+    (tile1, cluster1), (tile2, cluster2) = [(-1, 1) if tactic == BY_RULE else tactic for tactic in tactics]
+    return experts_product(kind, (int(tile1), int(cluster1), int(tile2), int(cluster2)))
 
 
 class FusedMoeTileRunner(TunableRunner):
