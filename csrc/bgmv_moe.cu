@@ -250,7 +250,7 @@ void bgmv_moe_apply(TensorView out, TensorView low, TensorView x, TensorView a, 
   first.by.pairs = expert_ids.numel();
   first.by.tokens = lora_ids.size(0);
   first.by.top_k = expert_ids.size(-1);
-  first.by.loras = std::min(NotedLoras(noted_a), NotedLoras(noted_b));  // of tables; those of banks follow
+  first.by.loras = std::min(NotedLoras(noted_a), NotedLoras(noted_b));  // tables first, banks follow
   first.by.num_rows = rows.has_value() ? x.size(0) : 1;
   if (token_ids.has_value()) {
     Expect(op, names.experts, expert_ids).rank(1);

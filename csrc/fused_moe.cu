@@ -24,7 +24,7 @@ constexpr bool IS_CPU = true;
 constexpr bool IS_CPU = false;
 #endif
 
-/// Return true if product 1 applies the activation, so that its sums are never stored: SM90, where hidden values are
+/// Return true if GEMM 1 applies the activation, so that its sums are never stored: SM90, where hidden values are
 /// rounded to the operand's element alone or with one factor.
 bool ActivatesInProduct(const LayerSizes& s, ActivationType type, bool use_sm90) {
   const Rounding rounding = RoundingOf(s.format, 2);
@@ -114,7 +114,7 @@ Operand OperandAt(char* buffer, const LayerSizes& s, const Workspace& w, int pro
   return x;
 }
 
-/// Sort the pairs by expert and copy tokens to the rows of product 1, unless `gather` enqueues that product without copies;
+/// Sort the pairs by expert and copy tokens to the rows of GEMM 1, unless `gather` enqueues that product without copies;
 /// return the tables of pairs.
 template <typename Gather>
 SortedPairs SortAndCopy(const Tensors& x, const LayerSizes& s, char* buffer, const Workspace& w, int64_t first_expert,
@@ -209,7 +209,7 @@ void fused_moe(TensorView output, TensorView input, TensorView experts, Optional
                Optional<TensorView> situ_beta, Optional<TensorView> situ_linear_beta, Optional<TensorView> workspace,
                [[maybe_unused]] Optional<Function> product, int64_t format_number, int64_t activation_number,
                int64_t first_expert, bool adds_bias2, bool use_sm90, bool enable_pdl, int64_t ranks) {
-  const Tensors x{output, input,  experts, token_scales, fc1,    fc2,    bias1,
+  const Tensors x{output, input,  experts, token_scales, fc1,     fc2,    bias1,
                   bias2,  scale1, scale2,  factor1,      factor2, quant1, quant2};
   const Format format = Format(format_number);
   ActivationParams activation{ActivationType(activation_number)};

@@ -39,7 +39,7 @@ struct Tensors {
   TensorView fc1, fc2;
   Optional<TensorView> bias1, bias2;
   Optional<TensorView> scale1, scale2;    // block scales or folded scales of weights
-  Optional<TensorView> factor1, factor2;  // one factor per expert, for the sums of products 1 and 2
+  Optional<TensorView> factor1, factor2;  // one factor per expert, for the sums of GEMMs 1 and 2
   Optional<TensorView> quant1, quant2;    // factors of operands before their rounding
 };
 

@@ -43,7 +43,7 @@ inline DLDataType DtypeOf(Element x) {
   }
 }
 
-/// Rows of fc1 up to which product 1 gathers its tokens: three tiles. Each tile reads the tokens again, by copies of 16
+/// Rows of fc1 up to which GEMM 1 gathers its tokens: three tiles. Each tile reads the tokens again, by copies of 16
 /// bytes, which take longer than loads of copied rows.
 constexpr int64_t GATHERED_FC1_ROWS = 768;
 
@@ -56,7 +56,7 @@ class GroupedProduct {
     if (!product_.has_value()) Refuse("product must be the function of a GEMM module, got None");
   }
 
-  /// Enqueue product 1 and the activation as one kernel. Returns false if the activation must be a kernel of its own.
+  /// Enqueue GEMM 1 and the activation as one kernel. Returns false if the activation must be a kernel of its own.
   bool MultiplyAndActivate(const Operand& a, const SortedPairs& pairs, const Sums& sums,
                            const ActivationParams& activation, const Operand& to) const {
     if (s_.has_sums1 && !ActivatesBlocks(activation.type)) return false;
@@ -100,13 +100,13 @@ class GroupedProduct {
   /// Return true if experts have rows for tiles of 128 tokens.
   bool HasManyRows() const { return s_.expected_pairs() >= 128 * s_.num_experts; }
 
-  /// Return true if product 1 quantises hidden values by blocks.
+  /// Return true if GEMM 1 quantises hidden values by blocks.
   bool ActivatesBlocks(ActivationType type) const {
     return use_sm90_ && s_.format == Format::kFp8Block && s_.intermediate % flashinfer::gemm::SCALE_BLOCK == 0 &&
            (type == ActivationType::kSwiglu || type == ActivationType::kSwigluBias);
   }
 
-  /// Describe product 1 of the SM90 module with the activation of its sums.
+  /// Describe GEMM 1 of the SM90 module with the activation of its sums.
   flashinfer::gemm::W4Problem ActivatedProblem(const Operand& a, const SortedPairs& pairs, const Sums& sums,
                                                const ActivationParams& activation, const Operand& to) const {
     flashinfer::gemm::W4Problem p = ProblemOf(a, 1, pairs, sums.columns);
@@ -144,7 +144,7 @@ class GroupedProduct {
     return p;
   }
 
-  /// Weights and offsets of product 2 are older than the kernel before it, which is not the sort: it loads weights early.
+  /// Weights and offsets of GEMM 2 are older than the kernel before it, which is not the sort: it loads weights early.
   void EnqueueSm90(flashinfer::gemm::W4Problem* p, int index) const {
     void* const problem = IsPacked(s_.format) ? static_cast<void*>(p) : static_cast<flashinfer::gemm::GemmProblem*>(p);
     product_.value()(problem, x_.input.device().device_id, enable_pdl_, index == 2);

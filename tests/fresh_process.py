@@ -64,7 +64,7 @@ def _ask(helper: subprocess.Popen[str], call: dict[str, Any]) -> int:
     return int(helper.stdout.readline())
 
 
-# What follows runs in the helper -----------------------------------------------------------------------------------
+# The rest runs in the helper -----------------------------------------------------------------------------------
 
 
 def _serve(calls: IO[str], replies: IO[str]) -> None:

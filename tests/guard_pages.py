@@ -62,7 +62,7 @@ def guarded(tensor: torch.Tensor, front: bool = False) -> torch.Tensor:
     size = tensor.element_size() * _extent(tensor)
     room = -(-max(size, 1) // PAGE) * PAGE
     region = mmap.mmap(-1, room + 2 * PAGE)
-    whole = torch.frombuffer(region, dtype=torch.uint8)  # which keeps the region
+    whole = torch.frombuffer(region, dtype=torch.uint8)  # the tensor keeps the region
     whole[PAGE:-PAGE] = _FILL
     for edge in (whole.data_ptr(), whole.data_ptr() + PAGE + room):
         if _libc.mprotect(ctypes.c_void_p(edge), ctypes.c_size_t(PAGE), _PROT_NONE):

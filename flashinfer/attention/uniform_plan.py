@@ -59,7 +59,7 @@ _captured: dict[Hashable, UniformPlan] = {}  # plans whose addresses CUDA graphs
 
 
 def _rounded(max_kv_len: int) -> int:
-    """Round up by at most an eighth (or to 64 keys): a growing request reuses its plan, and few CTAs stay idle."""
+    """Round up by at most an eighth (or to 64 keys): a growing request reuses its plan, and few blocks stay idle."""
     step = max(64, 1 << max(max_kv_len.bit_length() - 4, 0))
     return -(-max_kv_len // step) * step
 

@@ -21,7 +21,7 @@ class _Overrides(NamedTuple):
     round_up: Optional[bool] = None
     skip_ops: frozenset[str] = frozenset()
     deadline: float = float("inf")  #: time.monotonic() after which no trial of a bucket begins
-    replays: Optional[int] = None  #: of a graph, per trial
+    replays: Optional[int] = None  #: replays of a graph in a trial
     policy: MeasurementPolicy = MeasurementPolicy()
 
 

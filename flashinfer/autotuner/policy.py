@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ``autotune_v2`` measures: as graph replays or call by call, with a cold or warm L2 cache, by which clock."""
+"""Measurements of ``autotune_v2``: as graph replays or call by call, with a cold or warm L2 cache, by which clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMERS = ("auto", "cupti", "events", "events_no_delay")
 
 @dataclass(frozen=True)
 class MeasurementPolicy:
-    """How trials are made; what is not said is left to each operator.
+    """Settings of trials; each operator decides about those that are None.
 
     Parameters
     ----------

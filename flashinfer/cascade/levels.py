@@ -19,8 +19,8 @@ from ..prefill.planning import call_with
 
 __all__ = ["Level"]
 
-_HEAD_DIMS = (64, 128)  # head dimensions at which an SM holds two CTAs
-_LARGE_SHARED_MEMORY = ((9, 0), (10, 0), (10, 3), (11, 0))  # compute capabilities with 227 KiB of shared memory per CTA
+_HEAD_DIMS = (64, 128)  # head dimensions at which an SM holds two blocks
+_LARGE_SHARED_MEMORY = ((9, 0), (10, 0), (10, 3), (11, 0))  # capabilities with 227 KiB of shared memory per block
 
 
 class Level(BatchPrefillWithPagedKVCacheWrapper):

@@ -29,7 +29,7 @@ __all__ = [
     "formats_of",
 ]
 
-_LARGEST = 3.4028234663852886e38  # of float32
+_LARGEST = 3.4028234663852886e38  # largest float32
 
 
 class QuantFormat(enum.Enum):

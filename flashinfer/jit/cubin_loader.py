@@ -169,7 +169,7 @@ def convert_to_ctypes_char_p(data: bytes) -> ctypes.c_char_p:
 
 
 _SetCubin = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
-_callbacks: dict[str, Any] = {}  #: of the libraries that were set up; ctypes would free them
+_callbacks: dict[str, Any] = {}  #: callbacks by library; ctypes would free them
 
 
 def setup_cubin_loader(dll_path: str) -> None:

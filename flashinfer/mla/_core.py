@@ -299,7 +299,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             self._max_total_num_rows or self._num_rows,
         )
         if self._use_cuda_graph and self._max_total_num_rows is None:
-            self._max_total_num_rows = max(self._num_rows, lengths.size)  # that of the planner in csrc/batch_mla.cu
+            self._max_total_num_rows = max(self._num_rows, lengths.size)  # as the planner in csrc/batch_mla.cu counts
 
     @staticmethod
     def _require_sizes(op: str, **sizes: Any) -> None:

@@ -16,7 +16,7 @@ from .wrappers import workspace
 _F16 = torch.float16
 _HEADS = (4, 2, 64)
 _LAYOUTS = {"layout": ("NHD", "HND"), "page_size": (1, 4, 16)}
-_UNREAD = ("last_page_len",)  # of requests without pages
+_UNREAD = ("last_page_len",)  # requests without pages have none
 _LENGTHS = {"batch": (1, 3), "longest": (0, 1, 9, 70)}
 
 

@@ -109,7 +109,7 @@ def test_long_requests_in_one_piece(device, page_size):
 
 
 def test_short_requests_of_which_blocks_take_more(device):
-    """Check KV heads that do not divide the CTA count: idle CTAs take the remaining work, some of it without keys."""
+    """Check KV heads that do not divide the blocks: idle ones take the remaining work, some of it without keys."""
     heads = {"num_qo_heads": 10, "num_kv_heads": 5, "head_dim_qk": 128 if device == "cuda" else 64}
     batch = decode_batch(device, kv_lens=[37 * i % 90 for i in range(300)], **heads)
     pages = batch.pages(16)

@@ -38,7 +38,7 @@ def test_repeated_runs_agree_to_the_bit(device, call):
 
 @pytest.mark.parametrize("call", BATCHED[:2], ids=name_of)
 def test_whoever_takes_what_is_left_the_result_is_the_same(device, call):
-    """Check 5 and 7 KV heads, which do not divide the CTA count: any idle CTA may take the remaining work."""
+    """Check 5 and 7 KV heads, which do not divide the number of blocks: any idle block may take the remaining work."""
     for kv_heads in (5, 7):
         batch = make_batch(device, [1] * 9, [3000, 1, 2500, 64, 0, 1999, 4000, 130, 700], (2 * kv_heads, kv_heads))
         once, *others = (call(batch, Attention(), page_size=16) for _ in range(4))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill and decode requests in one batch, fused into one launch on a GPU whose SMs can hold CTAs of both kinds."""
+"""Prefill and decode requests in one batch, fused into one launch on a GPU whose SMs can hold blocks of both kinds."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_what_wrappers_fill_in(device):
 def test_sinks_with_ragged_keys(device):
     """Check a denominator with an initial value, added once per row however the keys are split."""
     variant = describe({"sink": "float"}, ["sm_scale"], "AttentionSink", attention_sink_decl["fa2"])
-    uri = "batch_prefill_attention_sink_q_f16_kv_f16_head_dim_qk_64_head_dim_vo_64_posenc_0"  # of the wrapper for sinks
+    uri = "batch_prefill_attention_sink_q_f16_kv_f16_head_dim_qk_64_head_dim_vo_64_posenc_0"  # module for sinks
     arguments = (uri, F16, F16, F16, torch.int32, 64, 64, *variant)
     batch = Batch([1, 40, 3], [4000, 70, 9], device=device)
     what = Attention(causal=True, sinks=torch.randn(4, device=device) * 3)

@@ -55,7 +55,7 @@ def test_units(hopper, monkeypatch, tmp_path, which, target):
 
 @pytest.mark.parametrize("target", ["9.0a", "8.0"])
 def test_pair(hopper, monkeypatch, tmp_path, target):
-    """Compile a unit that fuses two work lists in one launch; on SM80, where CTAs do not fit, the unit reports it."""
+    """Compile a unit that fuses two work lists in one launch; on SM80, where blocks do not fit, the unit reports it."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", target)
     pair = attention.gen_batch_fused_module(F16, F16, F16, I32, 128, 128, 0, False)
     sources = [source for source in pair.sources if source.stem == "batch_fused_64"]

@@ -86,7 +86,7 @@ def test_pages_of_the_api(pages):
 
 
 def test_code_and_tables_fit_their_column(pages):
-    """Check that the site has our rules for wide code and tables; their layout was looked at in a browser."""
+    """Check that the site has our rules for wide code and tables; their layout was checked in a browser."""
     config = (ROOT / "mkdocs.yml").read_text()
     assert "extra_css:\n  - site.css\n" in config
     rules = (pages / "site.css").read_text()

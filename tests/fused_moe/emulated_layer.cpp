@@ -77,7 +77,7 @@ EMULATION_EXPORT int layer(int64_t kernel, const int64_t* x) {
   return int(Finalize({sums, sorted, scales, output, out, hidden, false}, nullptr));
 }
 
-/// Compute hidden values of a block-scaled layer of one token per pair: by product 1 alone, or, with `sums`, by product 1
+/// Compute hidden values of a block-scaled layer of one token per pair: by GEMM 1 alone, or, with `sums`, by GEMM 1
 /// and the kernel of activations. `x` has the fields in the order below.
 EMULATION_EXPORT int hidden_blocks(const int64_t* x) {
   const auto next = [&] { return *x++; };

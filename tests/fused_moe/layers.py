@@ -159,7 +159,7 @@ def close(out: torch.Tensor, expected: torch.Tensor) -> None:
 def spread_of_codes(call: dict[str, Any]) -> torch.Tensor:
     """Return, for each result of an ``fp8_block`` call, the root of the sum of squares of the terms that it sums.
 
-    Tensor cores keep 13 bits of the sums of product 1, so that some hidden values are quantised to a neighbouring code,
+    Tensor cores keep 13 bits of the sums of GEMM 1, so that some hidden values are quantised to a neighbouring code,
     at most an eighth away. A result that is one large term moves by as much, one of many small terms hardly moves.
     """
 

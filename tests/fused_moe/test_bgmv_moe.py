@@ -526,7 +526,7 @@ def test_banks_without_a_row_or_memory(slice_id, weights, text):
 
 
 def test_saved_tables_have_no_banks(device, tmp_path):
-    """Check that files and deep copies have the addresses only, and are tables nobody knows the banks of."""
+    """Check that files and deep copies have the addresses only, and are tables with unknown banks."""
     w_ptr, stride = table(device, bank(64, 128, device, torch.bfloat16))
     torch.save(w_ptr, tmp_path / "table")
     assert (tmp_path / "table").stat().st_size < 4096

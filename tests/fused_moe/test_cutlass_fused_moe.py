@@ -139,7 +139,7 @@ def test_skewed_routing(device, tokens):
 
 @pytest.mark.parametrize("routing", ["any", "one", "ranks"])
 def test_many_rows_per_expert(device, routing):
-    """Product 1 takes its largest tile on SM90."""
+    """GEMM 1 takes its largest tile on SM90."""
     call = dense(2100, 136, 768, 8, 4, device)
     if routing == "one":
         call["token_selected_experts"].fill_(5)  # the others are empty

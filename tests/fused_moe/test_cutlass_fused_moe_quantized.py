@@ -65,9 +65,9 @@ def test_fp8(device, output_dtype, per_expert):
     ids=["one", "tails", "few", "fewest", "many", "gathered", "copied"],
 )
 def test_fp8_block(device, sizes):
-    """``few``, ``fewest``, ``many``: at most 32, or at least 128 pairs per expert, whose product 1 quantises on SM90.
+    """``few``, ``fewest``, ``many``: at most 32, or at least 128 pairs per expert, whose GEMM 1 quantises on SM90.
 
-    ``gathered``: more pairs than one launch sorts and copies, so that product 1 gathers tokens, each quantised once.
+    ``gathered``: more pairs than one launch sorts and copies, so that GEMM 1 gathers tokens, each quantised once.
     ``copied``: tokens end inside a block.
     """
     call = fp8_block(*sizes, device=device)
@@ -79,7 +79,7 @@ def test_fp8_block(device, sizes):
 FP8_LAYERS = pytest.mark.parametrize(
     "make", [fp8_block, functools.partial(fp8, per_expert=True)], ids=["block", "tensor"]
 )
-#: Product 1 has 48, 30 and 576 tiles (128 weights by a pair): up to 176, a third more than SMs, are one kernel.
+#: GEMM 1 has 48, 30 and 576 tiles (128 weights by a pair): up to 176, a third more than SMs, are one kernel.
 FEW_TOKENS = pytest.mark.parametrize(
     "sizes", [(2, 256, 384, 8, 4), (5, 400, 144, 6, 2), (8, 256, 1152, 16, 4)], ids=str
 )
@@ -146,7 +146,7 @@ def test_mxfp4(device, tokens, as_int32):
 @SM90_OR_CPU
 @pytest.mark.parametrize("activation", [ActivationType.Geglu, ActivationType.Relu2])
 def test_mxfp4_with_an_activation_of_its_own(device, activation):
-    """Activations that product 1 does not apply; experts of another rank contribute nothing."""
+    """Activations that GEMM 1 does not apply; experts of another rank contribute nothing."""
     call, weights = mxfp4(23, 256, 128, 4, 2, device=device)
     call |= {"ep_size": 2, "ep_rank": 1, "activation_type": activation}
     call["token_selected_experts"] += 2

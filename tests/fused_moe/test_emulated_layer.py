@@ -139,7 +139,7 @@ def test_blocks_quantised_by_product_1(library, has_constants):
 
 @pytest.mark.parametrize("kernel, tokens", [(FEW_BF16, 9), (TILES_BF16, 150), (FEW_FP8, 9)])
 def test_nan_stays_nan(library, kernel, tokens):
-    """With a limit, in the epilogue of product 1: results that depend on NaN are NaN, the others are what they were."""
+    """With a limit, in the epilogue of GEMM 1: results that depend on NaN are NaN, the others are what they were."""
     sizes = (tokens, 144, 80, LOCAL, 2)
     call = fp8(*sizes, device="cpu", per_expert=False) if kernel == FEW_FP8 else dense(*sizes, "cpu")
     call["token_selected_experts"] += FIRST

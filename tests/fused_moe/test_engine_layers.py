@@ -144,7 +144,7 @@ PRECISIONS = pytest.mark.parametrize("is_fp8, most", [(False, OF_BF16), (True, O
 def test_padded_layer_with_biases(device, tokens, is_fp8, most):
     """GPT-OSS on three tensor-parallel ranks: 160 columns become 256, 64 rows of each half become 128.
 
-    Gates and ups take turns in the checkpoint. All ranks have a bias for product 2, which counts once. Tokens are large
+    Gates and ups take turns in the checkpoint. All ranks have a bias for GEMM 2, which counts once. Tokens are large
     enough for the limit of 7.
     """
     hidden, inner, ranks = 160, 192, 3

@@ -154,7 +154,7 @@ def test_fp8_block(device, experts, top_k, hidden, inner, constants, ranks):
             by_blocks(x), *routing.values(), *values, act, first=ranks[3] * experts,
             rounds=lambda h: by_blocks(h.to(BF16)),
         )  # fmt: skip
-        close(out, expected, 0.05)  # sums of product 1 are rounded to bf16 first, which moves codes
+        close(out, expected, 0.05)  # sums of GEMM 1 are rounded to bf16 first, which moves codes
 
 
 def interleaved(codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -120,7 +120,7 @@ def test_checksums_of_an_earlier_download(repository):
     ],
 )
 def test_checksums_that_are_none(repository, cubins, content):
-    """Check that a page of a proxy is an error that names the file, and does not replace the file of before."""
+    """Check that a page of a proxy is an error that names the file, and does not replace the earlier file."""
     artifacts.download_artifacts()
     good = (cubins / FOLDER / "checksums.txt").read_bytes()
     (repository / FOLDER / "checksums.txt").write_bytes(content)

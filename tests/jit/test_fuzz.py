@@ -62,7 +62,7 @@ ALL_KNOBS = [knob for knob in vars(Knobs).values() if isinstance(knob, Knob)]
 def test_variables(knob, text):
     """Check that a value gives a setting, or an error that names the variable, the known values and the text."""
     with mock.patch.dict(os.environ, {knob.variable: text}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of quotes that are never closed
+        warnings.simplefilter("ignore")  # quotes that are never closed warn
         try:
             getattr(knobs, knob.attribute)
         except ArgumentError as error:

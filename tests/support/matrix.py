@@ -250,7 +250,7 @@ ROWS = [
 
 _TAIL = """## Views, and outputs over inputs
 
-Inputs may be views of any memory that the function's docstring allows. What is looked at, and what is not:
+Inputs may be views of any memory that the function's docstring allows. These properties are checked, others are not:
 
 - **An output must have memory of its own.** An output whose elements share memory (an expanded tensor, rows that lie
   half over each other) is an error, and so is an output that shares memory with an input: `mm_bf16`, `bmm_bf16`,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mixture of experts: the stages between routed expert ids and the output, shared by both backends.
 //   sort      (token, slot) pairs by local expert: sort.h
-//   permute   rows of tokens in the order of experts, as the first operand of product 1 (quantised where it has 8 bits)
-//   product 1 sums (pairs, fc1 rows)
-//   activate  h = act(gate, up) of the sums times factors plus bias, as the first operand of product 2
-//   product 2 sums (pairs, hidden)
+//   permute   rows of tokens in the order of experts, as the first operand of GEMM 1 (quantised where it has 8 bits)
+//   GEMM 1    sums (pairs, fc1 rows)
+//   activate  h = act(gate, up) of the sums times factors plus bias, as the first operand of GEMM 2
+//   GEMM 2    sums (pairs, hidden)
 //   finalize  out[t] = sum over slots, in order, of scale[t, s] * (sums * factors + bias)
 // Defined in layer.cuh (CUDA) and cpu/layer.h (CPU); products: gemm.h, and cpu/product.h on the CPU.
 //   test  pytest tests/fused_moe      bench  python benchmarks/bench_fused_moe.py
@@ -85,7 +85,7 @@ struct SortedPairs {
   const int32_t* row_to_pair;     // (pairs,), negative: row not in use
   int64_t tokens;
   int32_t top_k, first_expert, num_experts;
-  int32_t* tile_counters = nullptr;  // (2,) zeros, with which blocks of products 1 and 2 take tiles; or null
+  int32_t* tile_counters = nullptr;  // (2,) zeros, with which blocks of GEMMs 1 and 2 take tiles; or null
 };
 
 /// Rounding of a row to an operand.
@@ -158,7 +158,7 @@ inline bool SupportsOneLaunch(int64_t pairs, int64_t num_experts, Rounding round
 Status Permute(const PermuteParams& params, Stream stream);
 /// Sort the pairs of a layer that SupportsOneLaunch, and permute their rows. CUDA only, sort_permute.cuh.
 Status SortAndPermute(const MoeSortParams& sort, const PermuteParams& params, Stream stream);
-/// Quantise each token once, by blocks of 128 columns, to row t of the output, for a product 1 that gathers its rows. Rows of
+/// Quantise each token once, by blocks of 128 columns, to row t of the output, for a GEMM 1 that gathers its rows. Rows of
 /// the input are aligned to 16 bytes and have whole blocks. CUDA only.
 Status QuantizeTokens(const PermuteParams& params, Stream stream);
 Status Activate(const ActivateParams& params, Stream stream);

@@ -47,7 +47,7 @@ struct BgmvPairs {
   BgmvIndices lora_ids;    ///< (tokens,); negative: no adapter
   BgmvIndices rows;        ///< (pairs,) row of x of each pair, negative: skipped; or none
   int64_t pairs, tokens, experts, slices, top_k;
-  int64_t loras;     ///< adapters of the matrices; INT64_MAX where nobody knows
+  int64_t loras;     ///< adapters of the matrices; INT64_MAX if unknown
   int64_t num_rows;  ///< `rows` are less than this; any positive number without `rows`
 
   FLASHINFER_HD int64_t Token(int64_t pair) const {

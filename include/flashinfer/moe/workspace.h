@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a mixture of experts between its stages, in one buffer. Rows of tokens and sums of product 1 are dead when
-// product 2 runs, whose sums take their place.
+// Memory of a mixture of experts between its stages, in one buffer. Rows of tokens and sums of GEMM 1 are dead when
+// GEMM 2 runs, whose sums take their place.
 #pragma once
 #include <algorithm>
 
@@ -16,7 +16,7 @@ struct LayerSizes {
   Format format;
   bool is_gated;
   Element sums1, sums2;   // element types of the sums of both products
-  bool has_sums1 = true;  // false: product 1 applies the activation
+  bool has_sums1 = true;  // false: GEMM 1 applies the activation
   bool has_wide_codes =
       false;          // operands of e4m3 numbers are bf16, as the products with int4 weights on CUDA take them
   int64_t ranks = 1;  // ranks that share the experts of the pairs

@@ -7,7 +7,7 @@
 namespace flashinfer {
 namespace sampling {
 
-// The blocks (CTAs) that share a row: a cluster, or a single block, for which synchronisation between blocks is a
+// The blocks that share a row: a cluster, or a single block, for which synchronisation between blocks is a
 // no-op.
 
 struct Cluster {

@@ -16,7 +16,7 @@ namespace gemm {
 struct TileShape {
   bool swapped;
   int block_m, block_n;
-  int most_blocks;  // that split K of a swapped tile, or share an operand of another one
+  int most_blocks;  // limit of the blocks that split K of a swapped tile, or share an operand of another one
   bool splits_k;    // tokens on the M side: there is a kernel whose blocks split K (split_k.cuh)
   double k_block;   // ns per 128 bytes of K, on an H200; of a swapped tile, with 128 weights
   double once;      // ns of a tile with tokens on the M side beside those

@@ -26,7 +26,7 @@ constexpr int W4_WEIGHTS = SWAPPED_WEIGHTS, W4_WIDE_WEIGHTS = 2 * SWAPPED_WEIGHT
 struct W4Tile {
   int tokens, weights;           // at most so many tokens
   double k_block, k_block_e4m3;  // ns per 128 of K without those of W4Once(), on an H200: of bf16, of e4m3 tokens
-  int most_blocks;               // that split K
+  int most_blocks;               // limit of the blocks that split K
 };
 
 constexpr int W4_SPLIT_TOKENS = 64;  // kernels for more tokens or weights do not split K

@@ -3,8 +3,8 @@
 // as often as for one token. It has two forms: of scales by 128 x 128 blocks, and of one factor per expert (IS_BLOCK
 // false), whose tokens and hidden values are codes already.
 // - A warp keeps 128 columns of all tokens. A lane loads and quantises what it multiplies, 32 elements of a token.
-// - Product 1 multiplies the rows of an expert by all tokens; sums of tokens that have not chosen it are left out.
-// - The sums of product 2 are kept for each token, expert and remainder of the chunk's number, so that neither their
+// - GEMM 1 multiplies the rows of an expert by all tokens; sums of tokens that have not chosen it are left out.
+// - The sums of GEMM 2 are kept for each token, expert and remainder of the chunk's number, so that neither their
 //   order nor their bits depend on the other tokens.
 //   test  pytest tests/fused_moe/test_emulated_mono.py      bench  python benchmarks/bench_fused_moe.py
 #pragma once
@@ -19,13 +19,13 @@ namespace mono {
 
 constexpr int FEW_TOKENS = 8;
 constexpr int FEW_SUMS = 18 * 1024;                                // floats of shared memory
-constexpr int FEW_TILE_SUMS = FP8_WARPS * TILE_ROWS * FEW_TOKENS;  // floats of a tile of product 1
-constexpr int FEW_BATCH = FEW_SUMS / FEW_TILE_SUMS;                // tiles of product 1 whose sums are there at once
-constexpr int FEW_SLOT_SUMS = TILE_ROWS + 1;  // floats of a slot of product 2, in other banks than the next
+constexpr int FEW_TILE_SUMS = FP8_WARPS * TILE_ROWS * FEW_TOKENS;  // floats of a tile of GEMM 1
+constexpr int FEW_BATCH = FEW_SUMS / FEW_TILE_SUMS;                // tiles of GEMM 1 whose sums are there at once
+constexpr int FEW_SLOT_SUMS = TILE_ROWS + 1;  // floats of a slot of GEMM 2, in other banks than the next
 constexpr int FEW_ROUNDS = 16;                // most remainders of a chunk's number
 static_assert(FP8_WARPS == FEW_ROUNDS, "chunks of one expert with equal remainders are one warp's");
 
-/// Return how many slots of sums a tile of product 2 has: one for each pair of token and expert, and remainder.
+/// Return how many slots of sums a tile of GEMM 2 has: one for each pair of token and expert, and remainder.
 __host__ __device__ __forceinline__ int FewSlots(const MonoParams& p) {
   const int chunks = (p.intermediate + FP8_COLUMNS - 1) / FP8_COLUMNS;
   return p.tokens * p.top_k * (chunks < FEW_ROUNDS ? chunks : FEW_ROUNDS);
@@ -278,7 +278,7 @@ class Fp8FewBlock {
     return sums;
   }
 
-  /// Multiply the stages of a source of product 1, and add to the sums of this warp.
+  /// Multiply the stages of a source of GEMM 1, and add to the sums of this warp.
   __device__ __forceinline__ void Pass1(int pass, int tiles, const Operand& x) {
     float4* to =
         reinterpret_cast<float4*>(memory_.sums) + int(threadIdx.x);  // memory of a lane, in an order of its own
@@ -292,12 +292,12 @@ class Fp8FewBlock {
       *to = sums;
     }
   }
-  /// Return the place of a sum of product 1 in those of a warp and tile: row and token of the tile.
+  /// Return the place of a sum of GEMM 1 in those of a warp and tile: row and token of the tile.
   __device__ __forceinline__ static int PlaceOf(int row, int token) {
     return (row % 8 * 4 + token / 2) * 4 + row / 8 * 2 + token % 2;
   }
 
-  /// Multiply the stages of a source of product 2, and add to the slots of the tokens that have chosen its expert.
+  /// Multiply the stages of a source of GEMM 2, and add to the slots of the tokens that have chosen its expert.
   __device__ __forceinline__ void Pass2(int pass, int tiles, const Operand& x) {
     const int lane = int(threadIdx.x % 32), source = pass * FP8_WARPS + int(threadIdx.x / 32);
     const int chunks = requests_.work.second.chunks, active = source / chunks, chunk = source - active * chunks;
@@ -348,7 +348,7 @@ class Fp8FewBlock {
     for (int warp = 0; warp < parts; ++warp) x += sums[warp * TILE_ROWS * FEW_TOKENS + place];
     return x;
   }
-  /// Return a sum of product 1, rounded to bf16 or times the factor of its expert, plus its bias.
+  /// Return a sum of GEMM 1, rounded to bf16 or times the factor of its expert, plus its bias.
   __device__ __forceinline__ float Biased(int active, int row, float x) const {
     x = IS_BLOCK ? __bfloat162float(__float2bfloat16_rn(x)) : x * FactorOf(p_.factors[0], active);
     if (p_.bias1 == nullptr) return x;

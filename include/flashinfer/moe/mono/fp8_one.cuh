@@ -236,7 +236,7 @@ class Fp8Block {
     }
   }
 
-  /// Return a sum of product 1 rounded to bf16, plus its bias.
+  /// Return a sum of GEMM 1 rounded to bf16, plus its bias.
   __device__ __forceinline__ float Rounded(int active, int row, float x) const {
     x = __bfloat162float(__float2bfloat16_rn(x));
     if (p_.bias1 == nullptr) return x;
@@ -248,7 +248,7 @@ class Fp8Block {
     const int64_t first = int64_t(experts_.slot[active]) * p_.intermediate;
     Store16(p_.hidden_values, first + row, p_.element, h);
   }
-  /// Return the sum over experts of the biases of product 2.
+  /// Return the sum over experts of the biases of GEMM 2.
   __device__ __forceinline__ float Bias2(int row) const {
     float x = 0.f;
     if (p_.bias2 == nullptr) return x;

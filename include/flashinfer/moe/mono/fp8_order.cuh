@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Order in which a warp of fp8_one.cuh and fp8_few.cuh copies weights to its ring.
 //
-// A warp takes sources in turn: chunks of 128 columns of the token in product 1, of the hidden values of all experts in
-// product 2. It keeps a source for all tiles of 16 rows that the block has, up to a batch of them. Product 1 computes units: a
+// A warp takes sources in turn: chunks of 128 columns of the token in GEMM 1, of the hidden values of all experts in
+// GEMM 2. It keeps a source for all tiles of 16 rows that the block has, up to a batch of them. GEMM 1 computes units: a
 // hidden value's rows of gate and up, or, without gates, two hidden values whose rows are half of the expert apart. Units of
 // all experts follow each other, and a tile may have those of two experts.
 #pragma once
@@ -19,7 +19,7 @@ constexpr int FP8_STAGE_BYTES = STAGE_BYTES + TILE_ROWS * 4;  // rows, then a sc
 
 /// Work of a block in one product.
 struct Fp8Share {
-  int begin, end;  // units of product 1, rows of product 2
+  int begin, end;  // units of GEMM 1, rows of GEMM 2
   int height;      // units or rows in a tile
   int chunks;      // chunks in a row of weights
   int sources;
@@ -41,7 +41,7 @@ struct Fp8Work {
       : active(active_), count(count_), is_gated(IsGated(p.activation.type)) {
     units = is_gated ? p.intermediate : p.intermediate / 2;
     ShareRows(count * units, int(blockIdx.x), first.begin, first.end);
-    int from_end, to_end;  // the last blocks have more of product 2, as the first ones have of product 1
+    int from_end, to_end;  // the last blocks have more of GEMM 2, as the first ones have of GEMM 1
     ShareRows(p.hidden, int(gridDim.x - 1 - blockIdx.x), from_end, to_end);
     second.begin = p.hidden - to_end, second.end = p.hidden - from_end;
     first.height = TILE_ROWS / 2, second.height = TILE_ROWS;

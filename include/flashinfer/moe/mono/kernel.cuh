@@ -3,15 +3,15 @@
 // between them. The time is that of reading the weights of the chosen experts once:
 // - Rows of weights are shared equally among the blocks, to a row.
 // - Each warp has a ring of stages in shared memory, which it fills with cp.async far ahead of what it multiplies, across
-//   tiles and across the barrier: weights of product 2 do not depend on product 1.
+//   tiles and across the barrier: weights of GEMM 2 do not depend on GEMM 1.
 // - Tokens are columns of the tensor cores: a product of 8 tokens takes as long as that of one.
 // The warps of a block split the columns of a tile; their sums are added in a fixed order, and so are the experts of a
 // token. Sums stay fp32 until the output is rounded. Parameters in shape.h.
 // This is the form of 16-bit weights. One token has forms of its own with e4m3 blocks (fp8_one.cuh) and with MXFP4
 // (mxfp4_one.cuh).
 //
-//   block b of all SMs     find experts ──► product 1: its rows of fc1 ──► hidden values ──► grid barrier ──┐
-//                          product 2: its rows of fc2 ──► sum over experts ──► output  ◄───────────────────┘
+//   block b of all SMs     find experts ──► GEMM 1: its rows of fc1 ──► hidden values ──► grid barrier ──┐
+//                          GEMM 2: its rows of fc2 ──► sum over experts ──► output  ◄───────────────────┘
 //   each warp              [stage][stage][stage][stage]  cp.async runs ahead over tiles and over the barrier
 //   test  pytest tests/fused_moe/test_emulated_mono.py      bench  python benchmarks/bench_fused_moe.py
 #pragma once
@@ -83,7 +83,7 @@ class Block {
     work_.active = choices_.active, work_.active_count = choices_.count;
     work_.units1 = p.intermediate, work_.height = is_gated_ ? 8 : TILE_ROWS;
     ShareRows(choices_.count * p.intermediate, int(blockIdx.x), work_.begin1, work_.end1);
-    int from_end, to_end;  // the last blocks have more of product 2, as the first ones have of product 1
+    int from_end, to_end;  // the last blocks have more of GEMM 2, as the first ones have of GEMM 1
     ShareRows(p.hidden, int(gridDim.x - 1 - blockIdx.x), from_end, to_end);
     work_.begin2 = p.hidden - to_end, work_.end2 = p.hidden - from_end;
     work_.chunks1 = (p.hidden + Weights::COLUMNS - 1) / Weights::COLUMNS;

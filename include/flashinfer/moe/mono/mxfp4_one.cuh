@@ -3,7 +3,7 @@
 // take as long to decode as to read, so that each instruction of a stage counts.
 // - A half warp keeps its columns for many rows (mxfp4_order.cuh), with the token's elements in registers.
 //   Addresses are found anew where an expert or a pass ends, and warps meet at the end of a batch only.
-// - Rows are divided by eights: 368 for 132 SMs in product 2 of that model, where blocks of 16 rows would be 184.
+// - Rows are divided by eights: 368 for 132 SMs in GEMM 2 of that model, where blocks of 16 rows would be 184.
 // - Scales multiply sums, not weights: the product of the tensor cores has 8 columns, one for each group of 32
 //   columns of the two sources of a warp. The token's elements of group g are in column g, and zeros in the others. A
 //   row has sums in the 4 columns of its own source; the others have no meaning.
@@ -69,7 +69,7 @@ class Mxfp4Block {
   __device__ __forceinline__ const Portion& Of() const {
     return PRODUCT == 1 ? requests_.shares.first : requests_.shares.second;
   }
-  /// Return the number of the expert, among those in use, of stage `at` of product 1.
+  /// Return the number of the expert, among those in use, of stage `at` of GEMM 1.
   __device__ __forceinline__ int ActiveOf(int at) const {
     return requests_.shares.PairOf(at) / requests_.shares.pairs_per_expert;
   }
@@ -80,7 +80,7 @@ class Mxfp4Block {
     return 2 * (requests_.shares.PairOf(at) - ActiveOf(at) * requests_.shares.pairs_per_expert) + part;
   }
 
-  /// Copy the biases of a batch to shared memory; those of product 2 are summed over experts.
+  /// Copy the biases of a batch to shared memory; those of GEMM 2 are summed over experts.
   template <int PRODUCT>
   __device__ __forceinline__ void LoadBias(int batch, int thread) {
     const void* const bias = PRODUCT == 1 ? p_.bias1 : p_.bias2;

@@ -26,9 +26,9 @@ __device__ __forceinline__ int RowOf(int eight, int r) { return eight / 2 * 16 +
 
 /// Work of a block in one product.
 struct Portion {
-  int begin, end;  // product 1: 16 hidden values, of all experts; product 2: eights
+  int begin, end;  // GEMM 1: 16 hidden values, of all experts; GEMM 2: eights
   int chunks;      // pieces of 128 columns of a row
-  int sources;     // product 1: those of an expert; product 2: those of all experts
+  int sources;     // GEMM 1: those of an expert; GEMM 2: those of all experts
   int passes;      // rounds in which all half warps take a source each
 };
 
@@ -43,7 +43,7 @@ struct Shares {
     pairs_per_expert = p.intermediate / (2 * EIGHT);
     ShareRows(experts * pairs_per_expert, int(blockIdx.x), first.begin, first.end);
     ShareRows(p.hidden / EIGHT, int(gridDim.x - 1 - blockIdx.x), second.begin,
-              second.end);  // blocks with more of product 1 have less here
+              second.end);  // blocks with more of GEMM 1 have less here
     const int eights = p.hidden / EIGHT, begin = second.begin;
     second.begin = eights - second.end, second.end = eights - begin;
     first.chunks = first.sources = p.hidden / SOURCE_COLUMNS;
@@ -170,7 +170,7 @@ class Requests {
   const TokenExperts& experts_;
   const int half_;                                               // number among the half warps of the block
   int product_ = 1, pass_ = 0, batch_ = 0, at_ = 0, limit_ = 0;  // stages of the block's share; product 3: none
-  int full_ = 0;  // stages of these that have two parts; the last one of product 2 may have one
+  int full_ = 0;  // stages of these that have two parts; the last one of GEMM 2 may have one
   bool has_source_ = false;
   const unsigned char* codes_ = nullptr;              // codes of the next stage
   const unsigned char* scales_ = nullptr;             // scales of eight 0

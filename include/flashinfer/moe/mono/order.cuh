@@ -17,18 +17,18 @@ struct Work {
   int active_count;
   int begin1, end1;    // units (pairs of rows, or rows) of all active experts
   int begin2, end2;    // rows of the output
-  int units1, height;  // units of an expert; units of a tile of product 1
+  int units1, height;  // units of an expert; units of a tile of GEMM 1
   int chunks1, chunks2;
 };
 
-/// Stages of a warp in order: tiles of product 1, then those of product 2, and the chunks of each. Warps change their parts
+/// Stages of a warp in order: tiles of GEMM 1, then those of GEMM 2, and the chunks of each. Warps change their parts
 /// from tile to tile, because the number of chunks is no multiple of that of warps.
 template <int WARPS>
 class CopyOrder {
  public:
   static_assert((WARPS & (WARPS - 1)) == 0, "a power of two");
   int product = 1, tile = 0;
-  int row = 0, rows = 0;  // units of product 1, rows of product 2
+  int row = 0, rows = 0;  // units of GEMM 1, rows of GEMM 2
   int active = 0, chunk = 0;
 
   __device__ __forceinline__ CopyOrder(const Work& work, int warp, int product_) : product(product_), warp_(warp) {
@@ -53,7 +53,7 @@ class CopyOrder {
     chunk += WARPS;
     if (product == 2 && chunk >= work.chunks2) FindExpert(work, active + 1);
   }
-  /// Go to the next tile, and with the last one of product 1 to product 2.
+  /// Go to the next tile, and with the last one of GEMM 1 to GEMM 2.
   __device__ __forceinline__ void NextTile(const Work& work) {
     left_ -= rows, row += rows, ++tile;
     if (product == 1 && left_ > 0 && row == work.units1) row = 0, ++active;

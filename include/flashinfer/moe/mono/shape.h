@@ -60,7 +60,7 @@ inline bool SupportsMono(const LayerSizes& s, int64_t input_stride) {
 }
 
 /// Return true if a layer that SupportsMono takes less time so than in stages, on a GPU of `sms` SMs. Few tokens of
-/// e4m3 do if product 1 of the stages, in tiles of 128 weights for each pair, has at most a third more tiles than there
+/// e4m3 do if GEMM 1 of the stages, in tiles of 128 weights for each pair, has at most a third more tiles than there
 /// are SMs.
 inline bool PrefersMono(const LayerSizes& s, int sms) {
   const bool is_few = s.format == Format::kFp8Tensor || (s.format == Format::kFp8Block && s.tokens > 1);
