@@ -48,7 +48,7 @@ _is_compiling = torch.compiler.is_compiling
 @functools.cache
 def get_batch_mla_module(backend: str, *args: Any, device: str = "cuda") -> Any:
     """Return the MLA module, built and loaded on first use. Arguments are those of ``gen_batch_mla_module``."""
-    return gen_batch_mla_module(backend, *args, device=device).build_and_load()  # type: ignore[misc]
+    return gen_batch_mla_module(backend, *args, device=device).build_and_load()
 
 
 class BatchMLAPagedAttentionWrapper(PlannedWrapper):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published generators of the built-in attention modules, each one line over the key.
+"""Published generators of the built-in attention modules; parameters are in ``published.py``.
 
 ``device`` is "cuda" or "cpu"; None takes CUDA if there is a target.
 """
@@ -13,7 +13,7 @@ import torch
 
 from .. import env as jit_env  # noqa: F401, published code patches jit_env here
 from ..core import JitSpec, current_compilation_context
-from . import customize
+from . import customize, published
 from .generate import has_hopper_target
 from .key import AttentionKey
 from .key import check_backend as check_backend
@@ -43,221 +43,14 @@ _CUSTOMIZE = "gen_customize_"
 _MLA_HEADS, _PREFILL_TILE = Heads(576, 512, 2, 2, 4, True), 64
 
 
-def gen_single_decode_module(
-    dtype_q: torch.dtype,
-    dtype_kv: torch.dtype,
-    dtype_o: torch.dtype,
-    head_dim_qk: int,
-    head_dim_vo: int,
-    pos_encoding_mode: int,
-    use_sliding_window: bool,
-    use_logits_soft_cap: bool,
-    device: Optional[str] = None,
-) -> JitSpec:
-    """Generate the module for decode: one query token of one request."""
-    return AttentionKey(
-        "single_decode",
-        dtype_q,
-        dtype_kv,
-        dtype_o,
-        torch.int32,
-        head_dim_qk,
-        head_dim_vo,
-        pos_encoding_mode,
-        use_logits_soft_cap,
-    ).spec(device)
-
-
-def gen_batch_decode_module(
-    dtype_q: torch.dtype,
-    dtype_kv: torch.dtype,
-    dtype_o: torch.dtype,
-    dtype_idx: torch.dtype,
-    head_dim_qk: int,
-    head_dim_vo: int,
-    pos_encoding_mode: int,
-    use_sliding_window: bool,
-    use_logits_soft_cap: bool,
-    device: Optional[str] = None,
-) -> JitSpec:
-    """Generate the module for batch decode: a few query tokens of each request over a paged cache."""
-    return AttentionKey(
-        "batch_decode",
-        dtype_q,
-        dtype_kv,
-        dtype_o,
-        dtype_idx,
-        head_dim_qk,
-        head_dim_vo,
-        pos_encoding_mode,
-        use_logits_soft_cap,
-    ).spec(device)
-
-
-def gen_single_prefill_module(
-    backend: str,
-    dtype_q: torch.dtype,
-    dtype_kv: torch.dtype,
-    dtype_o: torch.dtype,
-    head_dim_qk: int,
-    head_dim_vo: int,
-    pos_encoding_mode: int,
-    use_sliding_window: bool,
-    use_logits_soft_cap: bool,
-    use_fp16_qk_reduction: bool,
-    device: Optional[str] = None,
-) -> JitSpec:
-    """Generate the module for prefill: many query tokens of one request."""
-    return AttentionKey(
-        "single_prefill",
-        dtype_q,
-        dtype_kv,
-        dtype_o,
-        torch.int32,
-        head_dim_qk,
-        head_dim_vo,
-        pos_encoding_mode,
-        use_logits_soft_cap,
-        backend=backend,
-    ).spec(device)
-
-
-def gen_batch_prefill_module(
-    backend: str,
-    dtype_q: torch.dtype,
-    dtype_kv: torch.dtype,
-    dtype_o: torch.dtype,
-    dtype_idx: torch.dtype,
-    head_dim_qk: int,
-    head_dim_vo: int,
-    pos_encoding_mode: int,
-    use_sliding_window: bool,
-    use_logits_soft_cap: bool,
-    use_fp16_qk_reduction: bool,
-    device: Optional[str] = None,
-) -> JitSpec:
-    """Generate the module for batch prefill: any number of query tokens of each request, over paged or ragged keys."""
-    return AttentionKey(
-        "batch_prefill",
-        dtype_q,
-        dtype_kv,
-        dtype_o,
-        dtype_idx,
-        head_dim_qk,
-        head_dim_vo,
-        pos_encoding_mode,
-        use_logits_soft_cap,
-        backend=backend,
-    ).spec(device)
-
-
-def gen_batch_fused_module(
-    dtype_q: torch.dtype,
-    dtype_kv: torch.dtype,
-    dtype_o: torch.dtype,
-    dtype_idx: torch.dtype,
-    head_dim_qk: int,
-    head_dim_vo: int,
-    pos_encoding_mode: int,
-    use_logits_soft_cap: bool,
-) -> JitSpec:
-    """Generate the module for two cascade levels in one launch: shared keys and keys of each request. CUDA only."""
-    return AttentionKey(
-        "batch_fused",
-        dtype_q,
-        dtype_kv,
-        dtype_o,
-        dtype_idx,
-        head_dim_qk,
-        head_dim_vo,
-        pos_encoding_mode,
-        use_logits_soft_cap,
-    ).spec("cuda")
-
-
-def gen_batch_mla_module(
-    backend: str,
-    dtype_q: torch.dtype,
-    dtype_kv: torch.dtype,
-    dtype_o: torch.dtype,
-    dtype_idx: torch.dtype,
-    head_dim_ckv: int,
-    head_dim_kpe: int,
-    use_profiler: bool,
-    device: Optional[str] = None,
-) -> JitSpec:
-    """Generate the module for MLA over a paged cache. ``"fa3"``: for SM90, 16-bit caches, 512 and 64 columns."""
-    return AttentionKey(
-        "batch_mla",
-        dtype_q,
-        dtype_kv,
-        dtype_o,
-        dtype_idx,
-        head_dim_ckv,
-        head_dim_ckv,
-        head_dim_kpe=head_dim_kpe,
-        backend=backend,
-    ).spec(device)
-
-
-# ------------------------------------------------------------------------------------------------ names of other APIs
-
-
-def gen_batch_attention_module(
-    dtype_q: torch.dtype,
-    dtype_kv: torch.dtype,
-    dtype_o: torch.dtype,
-    dtype_idx: torch.dtype,
-    head_dim_qk: int,
-    head_dim_vo: int,
-    pos_encoding_mode: int,
-    use_logits_soft_cap: bool,
-    use_profiler: bool,
-    device: Optional[str] = None,
-) -> JitSpec:
-    """Generate the module for mixed batches, which is the batch prefill module."""
-    return AttentionKey(
-        "batch_prefill",
-        dtype_q,
-        dtype_kv,
-        dtype_o,
-        dtype_idx,
-        head_dim_qk,
-        head_dim_vo,
-        pos_encoding_mode,
-        use_logits_soft_cap,
-    ).spec(device)
-
-
-def gen_pod_module(
-    dtype_q: torch.dtype,
-    dtype_kv: torch.dtype,
-    dtype_o: torch.dtype,
-    head_dim: int,
-    pos_encoding_mode_p: int,
-    use_sliding_window_p: bool,
-    use_logits_soft_cap_p: bool,
-    use_fp16_qk_reduction: bool,
-    dtype_idx: torch.dtype,
-    pos_encoding_mode_d: int,
-    use_sliding_window_d: bool,
-    use_logits_soft_cap_d: bool,
-    device: Optional[str] = None,
-) -> JitSpec:
-    """Generate the module for POD (prefill together with decoding), which is the batch prefill module."""
-    return AttentionKey(
-        "batch_prefill",
-        dtype_q,
-        dtype_kv,
-        dtype_o,
-        dtype_idx,
-        head_dim,
-        head_dim,
-        pos_encoding_mode_p,
-        use_logits_soft_cap_p,
-    ).spec(device)
-
-
+gen_single_decode_module = published.generator_of(published.single_decode, __name__)
+gen_batch_decode_module = published.generator_of(published.batch_decode, __name__)
+gen_single_prefill_module = published.generator_of(published.single_prefill, __name__)
+gen_batch_prefill_module = published.generator_of(published.batch_prefill, __name__)
+gen_batch_fused_module = published.generator_of(published.batch_fused, __name__, only_device="cuda")
+gen_batch_mla_module = published.generator_of(published.batch_mla, __name__)
+gen_batch_attention_module = published.generator_of(published.batch_attention, __name__)
+gen_pod_module = published.generator_of(published.pod, __name__)
 gen_batch_pod_module = gen_pod_module
 
 
