@@ -20,13 +20,11 @@ from .bf16_checks import (
     check_bmm_bf16,
     check_mm_bf16,
     first,
-    serves_batch,
     serves_cublaslt,
-    serves_cudnn,
     serves_cutile,
     serves_tinygemm,
 )
-from .checks import refuse_shared_memory
+from .checks import refuse_shared_memory, serves_all
 from .decide import MANY_ROWS, depends_on_layout, prefers_torch_bf16
 from .launch import noting, ordinary_product, product
 from .torch_product import torch_bf16, torch_product
@@ -132,7 +130,7 @@ _mm_launches = KeptLaunches(
 @flashinfer_api(trace=mm_bf16_trace)
 @_mm_launches
 @backend_requirement(
-    {"cudnn": serves_cudnn, "cublaslt": serves_cublaslt, "tinygemm": serves_tinygemm, "cutile": serves_cutile},
+    {"cudnn": serves_all, "cublaslt": serves_cublaslt, "tinygemm": serves_tinygemm, "cutile": serves_cutile},
     common_check=check_mm_bf16,
     heuristic_func=candidates,
 )
@@ -226,7 +224,7 @@ _bmm_launches = KeptLaunches(
 
 @flashinfer_api(trace=bmm_bf16_trace)
 @_bmm_launches
-@backend_requirement({"cudnn": serves_batch, "cutile": serves_batch}, common_check=check_bmm_bf16, heuristic_func=first)
+@backend_requirement({"cudnn": serves_all, "cutile": serves_all}, common_check=check_bmm_bf16, heuristic_func=first)
 def bmm_bf16(
     A: torch.Tensor,
     B: torch.Tensor,

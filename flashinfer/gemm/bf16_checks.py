@@ -19,9 +19,7 @@ __all__ = [
     "check_bmm_bf16",
     "check_mm_bf16",
     "first",
-    "serves_batch",
     "serves_cublaslt",
-    "serves_cudnn",
     "serves_cutile",
     "serves_tinygemm",
     "tiny_is_served",
@@ -83,27 +81,7 @@ def check_mm_bf16(
     return _check_product("mm_bf16", ("a", "b"), a, b, bias, out, out_dtype)
 
 
-def serves_cudnn(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: Optional[torch.Tensor] = None,
-    pdl: bool = False,
-    out: Optional[torch.Tensor] = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    backend: str = "cudnn",
-) -> bool:
-    return True
-
-
-def serves_cublaslt(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: Optional[torch.Tensor] = None,
-    pdl: bool = False,
-    out: Optional[torch.Tensor] = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    backend: str = "cublaslt",
-) -> bool:
+def serves_cublaslt(a: Any, b: Any, bias: Optional[torch.Tensor] = None, pdl: bool = False, *_: Any) -> bool:
     if bias is not None:
         raise ArgumentError("mm_bf16: backend 'cublaslt' does not support bias: bias must be None, got a tensor")
     if pdl:
@@ -111,15 +89,7 @@ def serves_cublaslt(
     return True
 
 
-def serves_cutile(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: Optional[torch.Tensor] = None,
-    pdl: bool = False,
-    out: Optional[torch.Tensor] = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    backend: str = "cutile",
-) -> bool:
+def serves_cutile(a: Any, b: Any, bias: Optional[torch.Tensor] = None, pdl: bool = False, *_: Any) -> bool:
     if bias is not None:
         raise ArgumentError("mm_bf16: backend 'cutile' ignores `bias`: bias must be None, got a tensor")
     if pdl:
@@ -168,16 +138,6 @@ def check_bmm_bf16(
     backend: str = "cudnn",
 ) -> bool:
     return _check_product("bmm_bf16", ("A", "B"), A, B, None, out, out_dtype)
-
-
-def serves_batch(
-    A: torch.Tensor,
-    B: torch.Tensor,
-    out: Optional[torch.Tensor] = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    backend: str = "cudnn",
-) -> bool:
-    return True
 
 
 def first(suitable: Sequence[str], *args: Any, **kwargs: Any) -> Sequence[str]:

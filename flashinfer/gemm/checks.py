@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import torch
 
 from .._runtime.errors import ArgumentError
 
-__all__ = ["refuse_output", "refuse_shapes", "refuse_shared_memory", "spell"]
+__all__ = ["refuse_output", "refuse_shapes", "refuse_shared_memory", "serves_all", "spell"]
+
+
+def serves_all(*_: Any) -> bool:
+    """Return True: a backend takes every call that the common check has let through."""
+    return True
 
 
 def spell(dtypes: Sequence[torch.dtype]) -> str:

@@ -16,7 +16,7 @@ from .._runtime.requirements import backend_requirement, supported_compute_capab
 from .._runtime.torch_ops import register_custom_op
 from ..api_logging import flashinfer_api
 from ..trace.templates.gemm import bmm_fp8_trace
-from .checks import refuse_output, refuse_shapes, refuse_shared_memory
+from .checks import refuse_output, refuse_shapes, refuse_shared_memory, serves_all
 from .decide import LARGE_FP8, MANY_ROWS, SMALL_FP8, has_few_rows, prefers_torch_fp8, streams_fp8
 from .launch import ordinary_product, product
 from .torch_product import torch_bmm_fp8, torch_scaled_mm
@@ -89,18 +89,6 @@ def _check_bmm_fp8(
     return True
 
 
-def _serves(
-    A: torch.Tensor,
-    B: torch.Tensor,
-    A_scale: torch.Tensor,
-    B_scale: torch.Tensor,
-    dtype: torch.dtype,
-    out: Optional[torch.Tensor] = None,
-    backend: str = "cublas",
-) -> bool:
-    return True
-
-
 def _launch_own(
     A: torch.Tensor,
     B: torch.Tensor,
@@ -146,7 +134,7 @@ _launches = KeptLaunches(
 
 @flashinfer_api(trace=bmm_fp8_trace)
 @_launches
-@backend_requirement({"cublas": _serves, "cudnn": _serves}, common_check=_check_bmm_fp8)
+@backend_requirement({"cublas": serves_all, "cudnn": serves_all}, common_check=_check_bmm_fp8)
 def bmm_fp8(
     A: torch.Tensor,
     B: torch.Tensor,
