@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The general GEMM kernel: a ring of operand tiles in shared memory, sums in registers, one tile of results at a time.
+// The general GEMM kernel: a ring of operand tiles in shared memory, accumulators in registers, one tile of results at a time.
 // Bound by mma.sync and by the shared memory that feeds it, few rows by reading B.
 //
 //            K ──►                        all warps of a block copy and multiply; there are no roles
 //   A  BLOCK_M x STEP ──┐
 //                       ├─► slot 0 │ slot 1 │ .. STAGES    step t multiplies slot t while step t + STAGES - 1 is copied
 //   B  BLOCK_N x STEP ──┘        │
-//                                ▼ mma.sync, or fp32           SCALED: the sums of a block of K are scaled, then added
-//                      sums in registers ──► matrix in shared memory (where the ring was) ──► scale, bias, round, store
+//                                ▼ mma.sync, or fp32           SCALED: accumulators of a block of K are scaled, then added
+//                      accumulators ───────► matrix in shared memory (where the ring was) ──► scale, bias, round, store
 //   test   pytest tests/gemm/test_emulation.py tests/gemm/test_cuda_kernel.py
 //   bench  python benchmarks/bench_gemm.py
 #pragma once
@@ -18,7 +18,7 @@
 namespace flashinfer {
 namespace gemm {
 
-/// Compile-time choices of a kernel. SCALED: scales differ between rows or along K, so that the sums of each block of
+/// Compile-time choices of a kernel. SCALED: scales differ between rows or along K, so that accumulators of each block of
 /// K are scaled before they are added up; otherwise there is at most one scale per tensor.
 template <typename T_, class Tile_, Loads LOADS_, bool SCALED_, int STAGES_>
 struct KernelTraits {
@@ -99,7 +99,7 @@ class TileProduct {
       for (int t = 0; t < p_.k_steps; ++t) Step(sums, t);
     }
     ptx::CopyWait<0>();
-    __syncthreads();  // all tiles of the ring have been read, and the ring becomes a matrix of sums
+    __syncthreads();  // all tiles of the ring have been read, and the ring becomes a matrix of accumulators
     float* matrix = reinterpret_cast<float*>(shared_);
     Tile::Put(sums, matrix);
     __syncthreads();
@@ -110,7 +110,7 @@ class TileProduct {
  private:
   static constexpr bool THROUGH_REGISTERS = Traits::LOADS == Loads::kAny;
 
-  /// Return what multiplies all sums.
+  /// Return the factor of all accumulators.
   __device__ __forceinline__ float Factor() const {
     float factor = p_.x.alpha;
     if constexpr (!Traits::SCALED) {

@@ -2,7 +2,7 @@
 // Products of shared-memory tiles for the general GEMM kernel: 16-bit elements, and 8-bit ones decoded to fp16, which
 // is exact, on tensor cores (mma.sync); fp32 elements with fp32 multiply-adds. The tiles are those of load.cuh.
 //
-// Both classes have the same interface: Sums of a thread; Multiply adds the products of one step; Promote adds scaled
+// Both classes have one interface: Sums, accumulators of a thread; Multiply adds the products of one step; Promote adds scaled
 // sums to others; Put writes the sums to shared memory as PARTS matrices [BLOCK_M][SUMS_STRIDE] that are to be added.
 #pragma once
 #include "../../ptx/math.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Results of the general GEMM kernel: sums in shared memory are scaled, added to bias and old results, and rounded.
+// Results of the general GEMM kernel: accumulators in shared memory are scaled, added to bias and old results, and rounded.
 #pragma once
 #include "../../vec_dtypes.cuh"
 #include "work.cuh"
@@ -68,7 +68,7 @@ __device__ __forceinline__ void StoreColumns(const GemmPlan& p, const float* sum
   }
 }
 
-/// Store the results of a tile from its sums in shared memory.
+/// Store the results of a tile from its accumulators in shared memory.
 template <class Tile>
 __device__ __forceinline__ void StoreTile(const GemmPlan& p, const WorkTile& tile, const float* sums, float factor) {
   constexpr int GROUPS = Tile::BLOCK_N / 8;

@@ -139,7 +139,7 @@ __device__ __forceinline__ void StoreRows(const GemmParams& p, float (&d)[COLUMN
   }
 }
 
-/// Return the factor of the sums of a matrix of weights.
+/// Return the factor of the accumulators of a matrix of weights.
 __device__ __forceinline__ float WeightFactor(const GemmParams& p, const Tile& tile) {
   return p.weight_factors == nullptr ? 1.f : p.weight_factors[tile.weight_batch];
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gated activations between a product and its store: fp32 sums of gate and up columns become one rounded result. Rows
+// Gated activations between a product and its store: fp32 accumulators of gate and up columns become one rounded result. Rows
 // of weights are [up ; gate]; a tile of weights is loaded as two boxes, as many rows of each half. With tokens on the M
 // side a thread then has both values in its accumulators. With weights on the M side one warpgroup has the up columns
 // and the other the gate columns, and they swap halves of their sums through shared memory; with block scales each
@@ -25,7 +25,7 @@ constexpr int MaximaBytes(int tokens) { return 2 * CONSUMERS * (WARPGROUP / 32) 
 /// Constants of one group of tokens.
 struct GateConstants {
   float alpha, beta, limit;
-  float factor;     // sums are multiplied by it
+  float factor;     // multiplies accumulators
   float quantizer;  // results are multiplied by it
   int64_t bias;     // position of the group's biases
 
@@ -41,7 +41,7 @@ struct GateConstants {
     bias = int64_t(group) * 2 * p.n;
   }
 
-  /// Return true if the activation is that of two arguments, of the sums times `factor`: a quarter of the instructions.
+  /// Return true if the activation is that of two arguments, of accumulators times `factor`: a quarter of the instructions.
   __device__ __forceinline__ static bool IsPlain(const GemmParams& p) {
     const GatedActivation& a = p.activation;
     return a.alpha == nullptr && a.beta == nullptr && a.limit == nullptr && a.bias == nullptr && a.quantizer == nullptr;
@@ -186,13 +186,13 @@ __device__ __forceinline__ void StoreGatedBlocks(const GemmParams& p, float (&ac
   for (int slab = 0; slab < 2; ++slab) StoreCodes(p, acc[0] + 32 * slab, staging, tile, warp_row, column + 64 * slab);
 }
 
-/// Swaps of sums between two consumer warpgroups. `slots`: SWAP_BYTES of shared memory for each `pair` of warpgroups.
+/// Swaps of accumulators between two consumer warpgroups. `slots`: SWAP_BYTES of shared memory for each `pair` of warpgroups.
 class HalvesSwap {
  public:
   __device__ __forceinline__ explicit HalvesSwap(unsigned char* slots, int pair = 0)
       : slots_(reinterpret_cast<float2*>(slots + pair * SWAP_BYTES)), pair_(pair) {}
 
-  /// Give the other warpgroup its two sums, and return the two that it gives: group 0 (up columns) keeps those of its
+  /// Give the other warpgroup its two accumulators, and return the two that it gives: group 0 (up columns) keeps those of its
   /// first row and group 1 (gate columns) those of its second row. Two turns use different slots, so one barrier per
   /// turn is enough.
   __device__ __forceinline__ float2 Swap(const float (&x)[4], int group) {
@@ -213,7 +213,7 @@ class HalvesSwap {
   int turn_ = 0;
 };
 
-/// Store 8 tokens from `row` by 64 results from `column`: one fragment of sums with weights on the M side, up columns
+/// Store 8 tokens from `row` by 64 results from `column`: one fragment of accumulators with weights on the M side, up columns
 /// in warpgroup 0 and gate columns in warpgroup 1. Each stores 8 of every 16 columns.
 __device__ __forceinline__ void StoreGatedTokens(const GemmParams& p, const float (&d)[4], HalvesSwap& swap,
                                                  const GateConstants& constants, int group, int column,

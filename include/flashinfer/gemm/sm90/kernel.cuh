@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // GEMM with tokens on the M side: a persistent kernel of one producer and two consumer warpgroups. Bound by wgmma;
-// block scales by the additions of fp32 sums beside it.
+// block scales by the additions of fp32 accumulators beside it.
 //
 // Warp 0 of the producer loads stages of 128 bytes of K into the ring, warp 1 their block scales; tokens that are
 // gathered are copied by warps 2 and 3 (gather.cuh). Each consumer warpgroup multiplies and stores its own part of the
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) GemmSm90Kernel(const __grid_c
         if (Traits::SPLITS) ClusterBarrier();
       },
       [&](int group) { Consume<Traits>(p, ring, stages, scales, group); });
-  // Other blocks may still signal barriers of this one, or read its sums.
+  // Other blocks may still signal barriers of this one, or read its accumulators.
   if (ClusterBlocks<Traits::SPLITS>(p) > 1) ptx::ClusterSync();
 #endif
 }

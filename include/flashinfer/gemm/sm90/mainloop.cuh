@@ -97,7 +97,7 @@ __device__ __forceinline__ void SkipStages(const hopper::Ring<STAGES>& ring, hop
 }
 
 /// Compute acc = the sum over stages of products times scales, for the first `waves` waves; the others are zero. The sum
-/// is in fp32, because tensor cores keep only some 13 bits of fp8 sums. `scales` reads the scales of a stage from shared
+/// is in fp32: tensor cores keep only some 13 bits of fp8 accumulators. `scales` reads the scales of a stage from shared
 /// memory (Take), and adds scaled products (Add). STEP: stages from one to the next.
 template <ptx::WgmmaType TYPE, int WAVES, int COLUMNS, int STEP = 1, int STAGES, typename Scales>
 __device__ __forceinline__ void SumScaledStages(float (&acc)[WAVES][COLUMNS / 2], const hopper::Ring<STAGES>& ring,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Split-K of tiles with tokens on the M side: the blocks of a cluster sum parts of K of one tile. Each leaves the sums that
-// others finish in its ring, which is free then, and finishes a part of the columns: it reads the sums of the others in their
+// others finish in its ring, which is free then, and finishes a part of the columns: it reads accumulators of others in their
 // shared memory, and adds in the order of the ranks, so that results do not depend on timing. A cluster has one tile.
 #pragma once
 #include "../../ptx/barrier.cuh"
@@ -46,7 +46,7 @@ __device__ __forceinline__ void MeetConsumers() {
   ptx::BarrierSyncApart(1, CONSUMERS * WARPGROUP);
 }
 
-/// Add the sums of all blocks for 64 rows by COLUMNS columns, and store those that this block finishes. `ring`: address of
+/// Add the accumulators of all blocks for 64 rows by COLUMNS columns, and store those of this block. `ring`: address of
 /// memory that no stage uses any more. Called by all consumer threads of the cluster whose warpgroup has rows.
 template <int SPLIT, int COLUMNS>
 __device__ __forceinline__ void StoreSplitSums(const GemmParams& p, float (&d)[COLUMNS / 2], uint32_t ring,

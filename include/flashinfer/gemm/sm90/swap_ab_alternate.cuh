@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of 64 weights, whose two consumer warpgroups take the stages of the ring in turn instead of sharing rows: one sums
-// the even and one the odd K blocks of a tile. They then add their sums through shared memory, and each finishes every
+// the even and one the odd K blocks of a tile. They then add their accumulators through shared memory, and each finishes every
 // other fragment of 8 tokens. A ring has an even number of stages, so that a stage always belongs to the same warpgroup.
 //
 // 7168 weights are 112 such tiles instead of 56 of 128, so that most SMs load: TMA alone reads 7168 x 4096 bf16 in 20.9 us
@@ -18,7 +18,7 @@ template <int TOKENS>
 struct AlternateBuffer {
   static constexpr int FRAGMENTS = TOKENS / 8;
   static constexpr int OWN = FRAGMENTS > 1 ? FRAGMENTS / 2 : 1;  // fragments that a warpgroup finishes
-  static constexpr int GIVERS = FRAGMENTS > 1 ? CONSUMERS : 1;   // warpgroups that give sums; one fragment is kept by 0
+  static constexpr int GIVERS = FRAGMENTS > 1 ? CONSUMERS : 1;   // warpgroups that give; one fragment is kept by 0
   static constexpr int SLOTS = GIVERS * OWN * WARPGROUP;         // slots per tile
   static constexpr int BYTES = 2 * SLOTS * int(sizeof(float4));  // tiles take the halves in turn
   static_assert(FRAGMENTS == 1 || FRAGMENTS % 2 == 0, "halves of the fragments");
@@ -43,7 +43,7 @@ class AlternateStages {
   int offset_;  // offset of the first K block of this one in the next tile: 0 or 1
 };
 
-/// Sums of the two consumer warpgroups, whose threads of equal number have the same elements of the tile. Two numbers have
+/// Accumulators of both consumer warpgroups, whose threads of equal index have the same elements of the tile. Two have
 /// one sum in either order, so results do not depend on which warpgroup had the even K blocks. Two tiles use different
 /// slots, so one barrier per tile is enough.
 template <int TOKENS>
@@ -57,7 +57,7 @@ class AlternateSum {
   /// Return the number of fragment `i` of those that a warpgroup finishes.
   __device__ __forceinline__ static int Fragment(int i, int group) { return CONSUMERS * i + group; }
 
-  /// Compute the fragments of the tile that this warpgroup finishes from the sums `d` of both. Called by all consumers.
+  /// Compute the fragments of the tile that this warpgroup finishes from the accumulators `d` of both. Called by all consumers.
   __device__ __forceinline__ void Add(const float (&d)[TOKENS / 2], float (&own)[4 * Buffer::OWN], int group) {
     float4* const slots = slots_ + turn_ * Buffer::SLOTS + threadIdx.x % WARPGROUP;
     turn_ ^= 1;

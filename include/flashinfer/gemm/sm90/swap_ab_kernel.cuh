@@ -33,7 +33,7 @@ namespace gemm {
 constexpr int SWAPPED_PRODUCER_REGISTERS = 72;  // 72 * 128 + 216 * 256 = 168 * 384
 constexpr int SWAPPED_CONSUMER_REGISTERS = 216;
 
-/// Sizes of one instantiation. QUANTIZES: block-scaled sums are activated and quantised by blocks. ENCODES: tokens are bf16,
+/// Sizes of an instantiation. QUANTIZES: accumulators are activated and quantised by blocks. ENCODES: tokens are bf16,
 /// which the producer quantises.
 template <typename T, Scaling SCALING, int TOKENS_, int WEIGHTS_ = SWAPPED_WEIGHTS, bool QUANTIZES_ = false,
           bool ENCODES_ = false>
@@ -46,10 +46,10 @@ struct SwappedTraits {
   static constexpr int BLOCK_K = SLAB_K_BYTES / WgmmaTypeOf<T>::BYTES;
   static constexpr int WEIGHT_BYTES = WEIGHTS * SLAB_K_BYTES, TOKEN_BYTES = TOKENS * SLAB_K_BYTES;
   static constexpr int STAGE_BYTES = WEIGHT_BYTES + TOKEN_BYTES, LOADED_BYTES = ENCODES ? WEIGHT_BYTES : STAGE_BYTES;
-  static constexpr int SPLIT_TOKENS = SHARES_K && TOKENS > 8 ? TOKENS / 2 : TOKENS;  // tokens of a consumer's sums
+  static constexpr int SPLIT_TOKENS = SHARES_K && TOKENS > 8 ? TOKENS / 2 : TOKENS;  // tokens of a consumer
   static constexpr int MAX_SPLIT = SHARES_K ? ALTERNATE_MAX_SPLIT : SplitBuffer<TOKENS>::MAX_SPLIT;
   static constexpr int SPLIT_BYTES = QUANTIZES ? 0 : SplitBuffer<SPLIT_TOKENS>::BytesUpTo(MAX_SPLIT);
-  // What the consumers of a block tell each other: sums, largest results, or sums of gate columns.
+  // Exchange between the consumers of a block: accumulators, largest results, or accumulators of gate columns.
   static constexpr int SWAPPED_BYTES = SHARES_K    ? AlternateBuffer<TOKENS>::BYTES
                                        : QUANTIZES ? MaximaBytes(TOKENS)
                                        : IS_BLOCK  ? 0
@@ -227,7 +227,7 @@ __device__ __forceinline__ void ConsumeSwapped(const GemmParams& p, const hopper
   if (p.cluster > 1 && turn == 0) ptx::ClusterWait();
 }
 
-/// Sum tiles of 64 weights: the warpgroups take stages in turn, add their sums, and each finishes half of the tokens.
+/// Sum tiles of 64 weights: the warpgroups take stages in turn, add their accumulators, and each finishes half of the tokens.
 /// `sums`: SWAPPED_BYTES.
 template <typename Traits>
 __device__ __forceinline__ void ConsumeAlternate(const GemmParams& p, const hopper::Ring<Traits::STAGES>& ring,

@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(Traits::THREADS, 1) GemmW4Sm90Kernel(const __g
     split.Init();
   }
   __syncthreads();
-  if (p.cluster > 1) ptx::ClusterArriveRelaxed();  // consumers wait before they send the first sums
+  if (p.cluster > 1) ptx::ClusterArriveRelaxed();  // consumers wait before they send the first accumulators
   if (!p.weights_first) ptx::GridDependencyWait();
   ptx::LaunchDependents();
   const auto produce = [&] {

@@ -152,8 +152,8 @@ struct W4Rows {
   }
 };
 
-/// Scale, activate and store the sums of a tile. add(finish) calls finish(fragment number, sums) for each fragment that this
-/// block stores. Called by all threads of the warpgroups that have the sums; `swap`: that of the pair of warpgroups.
+/// Scale, activate and store the accumulators of a tile. add(finish) calls finish(index, sums) for each fragment that this
+/// block stores. Called by all threads of the warpgroups that have accumulators; `swap`: that of the pair of warpgroups.
 template <typename Traits, typename Add>
 __device__ __forceinline__ void StoreW4(const GemmParams& p, const Tile& tile, HalvesSwap& swap,
                                         const W4Rows<Traits::WEIGHTS>& rows, const Add& add) {

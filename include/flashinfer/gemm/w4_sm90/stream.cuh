@@ -5,7 +5,7 @@
 // sums for all 64 rows; at the end of the tile they add their sums, in the order of the warps.
 //   warps: 4 of rows 0 to 63, 4 of rows 64 to 127, then those beyond 4 of each, then the producers, which fill stages in turn
 //   a token is read from shared memory once for 64 rows of weights; of two blocks on an SM, one loads and multiplies while
-//   the other adds and stores sums
+//   the other adds and stores accumulators
 //   test  pytest tests/hopper/test_emulated_w4.py      bench  python benchmarks/bench_fused_moe.py -k mxfp4
 #pragma once
 #include "../../ptx/barrier.cuh"
@@ -39,7 +39,7 @@ struct W4StreamTraits {
   static constexpr int SCALE_BYTES = CONSUMERS * ScaleBytes(TYPE);
   static constexpr int MAX_SPLIT = W4_STREAM_MAX_SPLIT;
   static constexpr int SPLIT_BYTES = SplitBuffer<TOKENS>::BytesUpTo(MAX_SPLIT);
-  // Sums of 16 rows by 8 tokens, from each warp to the warp that adds them. More fragments at a time would cost stages.
+  // Accumulators of 16 rows by 8 tokens, from each warp to the warp that adds them. More fragments at a time would cost stages.
   static constexpr int SUM_BYTES = CONSUMERS * W4_STRIPS * (K_PARTS - 1) * 32 * 16;
   static constexpr int RING_BYTES =
       (MAX_SHARED_BYTES + 1024) / BLOCKS_PER_SM - 1024 - BARRIER_BYTES - SPLIT_BYTES - SUM_BYTES - SWAP_BYTES;
@@ -59,7 +59,7 @@ struct WarpRole {
   int group, part;
 };
 
-/// Return the role of a warp. The warps that add and store sums are the first eight, as in blocks of two warpgroups.
+/// Return the role of a warp. The warps that add and store accumulators are the first eight, as in blocks of two warpgroups.
 template <int K_PARTS>
 __device__ __forceinline__ WarpRole RoleOf(int warp) {
   constexpr int ADDING = CONSUMERS * W4_STRIPS, MORE = K_PARTS - W4_STRIPS;
@@ -155,7 +155,7 @@ __device__ __forceinline__ void SumUsed(float (&acc)[W4_STRIPS][Traits::FRAGMENT
   SumStream<Traits, MOST>(acc, ring, from, first, end);
 }
 
-/// Sums of the K_PARTS warps of 64 rows, added in shared memory. Warp s of the group, s < 4, adds strip s.
+/// Accumulators of the K_PARTS warps of 64 rows, added in shared memory. Warp s of the group, s < 4, adds strip s.
 template <typename Traits>
 class PartSums {
  public:
@@ -169,7 +169,7 @@ class PartSums {
 #pragma unroll
     for (int j = 0; j < Traits::FRAGMENTS; ++j) {
       if (j > 0 && j >= used) break;
-      Sync();  // sums before these have been read
+      Sync();  // accumulators before these have been read
 #pragma unroll
       for (int s = 0; s < W4_STRIPS; ++s) {
         const float (&x)[4] = acc[s][j];
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(Traits::THREADS, Traits::BLOCKS_PER_SM)
     split.Init();
   }
   __syncthreads();
-  if (p.cluster > 1) ptx::ClusterArriveRelaxed();  // consumers wait before they send the first sums
+  if (p.cluster > 1) ptx::ClusterArriveRelaxed();  // consumers wait before they send the first accumulators
   if (!p.weights_first) ptx::GridDependencyWait();
   ptx::LaunchDependents();
   if (role.group == CONSUMERS) {

@@ -278,7 +278,7 @@ class Fp8FewBlock {
     return sums;
   }
 
-  /// Multiply the stages of a source of GEMM 1, and add to the sums of this warp.
+  /// Multiply the stages of a source of GEMM 1, and add to the accumulators of this warp.
   __device__ __forceinline__ void Pass1(int pass, int tiles, const Operand& x) {
     float4* to =
         reinterpret_cast<float4*>(memory_.sums) + int(threadIdx.x);  // memory of a lane, in an order of its own
@@ -341,7 +341,7 @@ class Fp8FewBlock {
       }
     }
   }
-  /// Add the warps' sums, in the order of their sources.
+  /// Add the warps' accumulators, in the order of their sources.
   __device__ __forceinline__ static float Sum(const float* sums, int parts, int place) {
     float x = 0.f;
 #pragma unroll 8

@@ -153,7 +153,7 @@ class Fp8Block {
     }
   }
 
-  /// Multiply the stages of a source, and add to the sums of this warp.
+  /// Multiply the stages of a source, and add to the accumulators of this warp.
   template <int PRODUCT>
   __device__ __forceinline__ void Pass(int pass, int tiles, const Operand& x) {
     const int lane = int(threadIdx.x) % 32;
@@ -203,7 +203,7 @@ class Fp8Block {
     return result;
   }
 
-  /// Add the warps' sums of a row of a tile, in the order of their sources.
+  /// Add the warps' accumulators of a row of a tile, in the order of their sources.
   __device__ __forceinline__ float Sum(int parts, int tile, int row) const {
     float x = 0.f;
 #pragma unroll 8

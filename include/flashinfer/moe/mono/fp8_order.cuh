@@ -108,7 +108,7 @@ class Fp8Requests : public Batches {
     column_ = chunk_ * FP8_COLUMNS + lane % 8 * 16, has_column_ = column_ < columns;
     left_ = (is_first ? work.first.end : work.second.end) - begin;
     rows_ = is_first ? (work.is_gated ? 2 : 1) * p_.intermediate : p_.hidden, row_bytes_ = columns;
-    first_row_ = is_first && work.is_gated ? p_.intermediate : 0;  // gates are behind ups
+    first_row_ = is_first && work.is_gated ? p_.intermediate : 0;  // gate rows lie behind up rows
     second_row_ = !is_first ? 8 : work.is_gated ? -p_.intermediate : work.units;
     second_ = int64_t(second_row_) * row_bytes_;
     scales_row_ = (columns + FP8_COLUMNS - 1) / FP8_COLUMNS;

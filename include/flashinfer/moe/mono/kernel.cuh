@@ -5,7 +5,7 @@
 // - Each warp has a ring of stages in shared memory, which it fills with cp.async far ahead of what it multiplies, across
 //   tiles and across the barrier: weights of GEMM 2 do not depend on GEMM 1.
 // - Tokens are columns of the tensor cores: a product of 8 tokens takes as long as that of one.
-// The warps of a block split the columns of a tile; their sums are added in a fixed order, and so are the experts of a
+// The warps of a block split the columns of a tile; their accumulators are added in a fixed order, and so are the experts of a
 // token. Sums stay fp32 until the output is rounded. Parameters in shape.h.
 // This is the form of 16-bit weights. One token has forms of its own with e4m3 blocks (fp8_one.cuh) and with MXFP4
 // (mxfp4_one.cuh).
@@ -49,7 +49,7 @@ __device__ __forceinline__ void Store16(void* data, int64_t index, Element eleme
   }
 }
 
-/// Sums of the warps of one tile: (parts, 8-token tiles, lanes, 4), in the order of mma's accumulators.
+/// Accumulators of the warps of one tile: (parts, 8-token tiles, lanes, 4), in the order of mma's accumulators.
 template <typename Weights, int TILES>
 using PartialSums = float[Weights::WARPS][TILES * 128];
 
@@ -164,7 +164,7 @@ class Block {
     if (lane / 4 + (is_paired ? 0 : 8) < at.rows) to.bias[1] = Load16(bias, high, p_.output_element);
   }
 
-  /// Multiply the stages of this warp in a tile, and write its sums.
+  /// Multiply the stages of this warp in a tile, and write its accumulators.
   template <int PRODUCT>
   __device__ __forceinline__ void Tile(CopyOrder<WARPS> at, CopyOrder<WARPS>& ahead, uint32_t& slot, Sums& partial) {
     const int lane = int(threadIdx.x) % 32;
@@ -205,7 +205,7 @@ class Block {
     __syncthreads();
   }
 
-  /// Add the warps' sums, in the order of their parts.
+  /// Add the warps' accumulators, in the order of their parts.
   __device__ __forceinline__ static float Sum(const Sums& partial, int index) {
     float x = 0.f;
 #pragma unroll
