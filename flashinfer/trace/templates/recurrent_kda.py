@@ -317,6 +317,7 @@ packed_kda_decode_trace = TraceTemplate(
         "width": Const("channels of all heads", abbrev=""),
         "num_heads": Const(abbrev="h"),
         "head_dim": Const(abbrev="d"),
+        "one": Const("a token of each sequence", abbrev="", value=1),
     },
     inputs={
         "mixed_qkv": Tensor(("batch_size", "channels")),
@@ -328,7 +329,9 @@ packed_kda_decode_trace = TraceTemplate(
         "state_indices": Tensor(("batch_size",), dtype="int32"),
     },
     outputs={
-        "output": Tensor(("batch_size", "num_heads", "head_dim"), param="output", dtype_from="mixed_qkv", unread=True),
+        "output": Tensor(
+            ("batch_size", "one", "num_heads", "head_dim"), param="output", dtype_from="mixed_qkv", unread=True
+        ),
         "new_state": Tensor(_SQUARE, param="state", dtype_from="state"),
     },
     name_prefix="packed_kda_decode",
