@@ -40,6 +40,40 @@ NUMBERS = {"epilogue_tile_m": 128, "nnz": 9, "page_size": 16, "ppf": 2, "pph": 3
 NUMBERS |= {"k_scale": 0.5, "v_scale": 0.25, "top_k": 50, "top_p": 0.9}
 CUDA_ONLY = {"scale", "fused_rmsnorm_silu", "fused_qk_rmsnorm_rope"}
 
+#: Sizes of one definition where others must fit each other: sequences of one token, or of four. None: the op's choice.
+SIZES_OF: dict[str, dict[str, Any]] = {
+    "compute_paged_mqa_logits_schedule": {"num_rows": None},
+    "fused_kda_decode_h12_d128": {"num_tokens": 3, "num_sequences": 3},
+    "gdn_mtp_h8_hv16_k128_v128": {"seq_len": 4},
+    "gdn_replayssm_commit_h8_hv16_k128_v128": {"num_layers": 2, "pool_size": 5, "seq_len": 4},
+    "packed_fused_kda_decode_h12_d128": {"num_tokens": 3, "num_sequences": 3, "num_offsets": 4},
+    "recurrent_kda_h12_hv12_k128_v128": {"batch_size": 3, "num_sequences": 3, "seq_len": 1},
+}
+#: Values of one definition: slots that are no two sequences', numbers of accepted tokens, options. "made": any numbers.
+VALUES_OF: dict[str, dict[str, Any]] = {
+    "fused_kda_decode_h12_d128": {"state_indices": [2, 5, 1]},
+    "gdn_mtp_h8_hv16_k128_v128": {"intermediate_states_buffer": "made"},
+    "gdn_replayssm_commit_h8_hv16_k128_v128": {
+        "state_indices": [3, 1],
+        "accept_lens": [4, 2],
+        "track_state_indices": [0, -1],
+        "track_steps": [1, 1],
+    },
+    "packed_fused_kda_decode_h12_d128": {
+        "state_indices": [[2], [5], [1]],
+        "query_start_loc": [0, 1, 2, 3],
+        "num_accepted_tokens": [1, 1, 1],
+    },
+    "packed_kda_decode_h12_d128": {"state_indices": [4, 2]},
+    "recurrent_kda_h12_hv12_k128_v128": {
+        "use_gate_in_kernel": True,
+        "lower_bound": -5.0,
+        "cu_seqlens": None,
+        "ssm_state_indices": [6, -1, 2],
+        "num_accepted_tokens": None,
+    },
+}
+
 
 def dtype_of(entry: dict[str, Any]) -> torch.dtype:
     """Return the dtype; the description gives it if the schema has no word for it."""
@@ -86,7 +120,8 @@ class Call:
         self.template = max(named, key=lambda template: len(template.prefix))
         self.name = self.api.__name__
         self.text = self._function("reference", "run")
-        self.axes = {name: axis.get("value", SIZES.get(name)) for name, axis in definition["axes"].items()}
+        sizes = SIZES | SIZES_OF.get(definition["name"], {})
+        self.axes = {name: axis.get("value", sizes.get(name)) for name, axis in definition["axes"].items()}
         self.given = self._given()
         self.inputs = self._inputs()
         self.axes |= axis_values(self.template, self.arguments())
@@ -99,6 +134,12 @@ class Call:
     def _tensor(self, entry: dict[str, Any]) -> torch.Tensor:
         shape = [self.axes[axis] for axis in entry["shape"]]
         return torch.rand(shape, device=self.device).add(0.5).to(dtype_of(entry))
+
+    def _value(self, value: Any, entry: dict[str, Any]) -> Any:
+        """Return what a table above gives for an input."""
+        if isinstance(value, list):
+            return torch.tensor(value, dtype=dtype_of(entry), device=self.device)
+        return self._tensor(entry) if value == "made" else value
 
     def _offsets(self, entry: dict[str, Any]) -> torch.Tensor:
         return self._tensor(entry).sort().values
@@ -120,7 +161,11 @@ class Call:
     def _inputs(self) -> dict[str, Any]:
         defaults = inspect.signature(self.text).parameters
         made: dict[str, Any] = {}
+        values = VALUES_OF.get(self.definition["name"], {})
         for name, entry in self.definition["inputs"].items():
+            if name in values:
+                made[name] = self._value(values[name], entry)
+                continue
             spec = self.template.inputs[name]
             value, index = self.given.get(name), getattr(spec, "tuple_idx", None)
             if value is None and spec.param in self.given:
@@ -214,24 +259,8 @@ def load(name: str, device: str) -> Call:
     return Call(json.loads(_definitions()[f"{name}.json"]), device)
 
 
-_STATES = "slots, states and lengths that fit each other are not in a definition; tests/recurrent compare"
 #: Definitions from which no call can be made, with the reason and the tests that compare the op with its reference.
-NO_CALL = {
-    "allreduce_fusion_h4096": "needs the workspace of several ranks; tests/comm compare",
-    "compute_paged_mqa_logits_schedule": "has a row for each multiprocessor; tests/indexer compare",
-    **dict.fromkeys(
-        [
-            "fused_kda_decode_h12_d128",
-            "gdn_decode_h8_hv16_k128_v128",
-            "gdn_mtp_h8_hv16_k128_v128",
-            "gdn_replayssm_commit_h8_hv16_k128_v128",
-            "packed_fused_kda_decode_h12_d128",
-            "packed_kda_decode_h12_d128",
-            "recurrent_kda_h12_hv12_k128_v128",
-        ],
-        _STATES,
-    ),
-}
+NO_CALL = {"allreduce_fusion_h4096": "needs the workspace of several ranks; tests/comm compare"}
 NAMES = {file.removesuffix(".json") for file in json.loads((example.OUT / example.HASHES).read_text())}
 
 #: Parametrisation of a test by all definitions that make a call. A test compares the definitions with their hashes.
