@@ -30,8 +30,11 @@ class Group:
             memory[: HEAD_BYTES // 4] = 0
         self.records = [torch.zeros(4, dtype=torch.int32) for _ in range(world)]
 
-    def call(self, pattern, tokens, hidden, seed, blocks=1, present=None, timeout_ns=0):
+    def call(self, pattern, tokens, hidden, seed, blocks=1, present=None, timeout_ns=0, value=None):
         given = [inputs(rank, tokens, hidden, self.dtype, "cpu", seed) for rank in range(self.world)]
+        if value is not None:
+            for x, _, _ in given:
+                x[:, 0::2], x[:, 1::2] = 0, value
         made = [outputs(pattern, x) for x, _, _ in given]
         numbers = [self.world, self.world if present is None else present, blocks]
         numbers += [self.slot_bytes, tokens, hidden, timeout_ns, *(memory.data_ptr() for memory in self.memory)]
@@ -68,6 +71,15 @@ def test_calls_of_changing_size(library, world, blocks, dtype):
         slots = [memory[HEAD_BYTES // 4 :].view(GENERATIONS, -1) for memory in group.memory]
         for other in ((seed + 1) % GENERATIONS, (seed + 2) % GENERATIONS):
             assert all((one[other] == SENTINEL).all() for one in slots), "two generations hold sentinels only"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_negative_zeros_arrive(library, dtype):
+    """The bits of -0.0, alone or in the upper half of a word, mean that nothing has arrived: 0.0 is sent."""
+    group = Group(library, 2, 64, dtype)
+    for found in group.call(0, 1, 64, 0, timeout_ns=1000, value=-0.0):
+        assert (found["output"] == 0).all()
+    assert all(record[0] == 0 for record in group.records), "no rank has waited in vain"
 
 
 def test_a_rank_that_does_not_come(library):
