@@ -34,7 +34,7 @@ from flashinfer.testing import assert_close
 from flashinfer.trace.templates.gemm_blocks import to_e4m3_blocks
 
 from .layers import by_rows, close, folded
-from .test_moe_layer import EXPERTS, HIDDEN, SIZES, bf16_weights, config, pack_of, weights_of
+from .small_layer import EXPERTS, HIDDEN, SIZES, bf16_weights, config, pack_of, weights_of
 
 F, V = QuantFormat, QuantVariant
 E4M3 = torch.float8_e4m3fn

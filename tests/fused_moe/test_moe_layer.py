@@ -23,7 +23,6 @@ from flashinfer.fused_moe import (
     ExecutionConfig,
     ExpertConfig,
     MoEActivationPack,
-    MoEConfig,
     MoEFinalizeConfig,
     MoELayer,
     MoEWeightPack,
@@ -41,34 +40,7 @@ from flashinfer.testing import assert_close
 from flashinfer.trace.templates.fused_moe import cutlass_fused_moe_trace
 
 from .layers import decode_e2m1
-
-EXPERTS, TOP_K, HIDDEN, INNER = 4, 2, 128, 128
-BF16_BACKEND = BackendOptions((CutlassBf16Config(),))
-SIZES = {"num_local_experts": EXPERTS, "hidden_size": HIDDEN, "intermediate_size": INNER}
-
-
-def config(**changes: Any) -> MoEConfig:
-    fields = {"routing": RoutingConfig(EXPERTS, TOP_K), "quant": QuantConfig(), "experts": ExpertConfig(INNER)}
-    return MoEConfig(**{**fields, "backend": BF16_BACKEND, **changes})
-
-
-def weights_of(device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    w1 = torch.randn(EXPERTS, 2 * INNER, HIDDEN, device=device) / HIDDEN**0.5
-    w2 = torch.randn(EXPERTS, HIDDEN, INNER, device=device) / INNER**0.5
-    return w1.bfloat16(), w2.bfloat16()
-
-
-def pack_of(device: str, tokens: int = 5) -> MoEActivationPack:
-    ids = torch.randint(0, EXPERTS, (tokens, TOP_K), dtype=torch.int32, device=device)
-    x = torch.randn(tokens, HIDDEN, device=device).bfloat16()
-    return MoEActivationPack(x, None, ids, torch.rand(tokens, TOP_K, device=device))
-
-
-def bf16_weights(device: str) -> tuple[MoEWeightPack, torch.Tensor, torch.Tensor]:
-    w1, w2 = weights_of(device)
-    weights = MoEWeightPack()
-    weights.prepare_for("cutlass_bf16", CutlassBf16Config.prepare_weights(w1, w2, **SIZES))
-    return weights, w1, w2
+from .small_layer import EXPERTS, HIDDEN, INNER, SIZES, TOP_K, bf16_weights, config, pack_of, weights_of
 
 
 def reference(x: torch.Tensor, ids: Any, scales: Any, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
