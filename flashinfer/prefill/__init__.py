@@ -14,12 +14,14 @@ from ..jit.attention import gen_batch_prefill_module as gen_batch_prefill_module
 from ..jit.attention import gen_single_prefill_module as gen_single_prefill_module
 from .paged import BatchPrefillWithPagedKVCacheWrapper
 from .ragged import BatchPrefillWithRaggedKVCacheWrapper
+from .ranges import BatchPrefillWithCausalBidirectionalRangesWrapper
 from .single import single_prefill_with_kv_cache, single_prefill_with_kv_cache_return_lse
 from .single import single_prefill_with_kv_cache_with_jit_module as single_prefill_with_kv_cache_with_jit_module
 from .trtllm import get_trtllm_fmha_v2_module as get_trtllm_fmha_v2_module
 from .trtllm import trtllm_fmha_v2_prefill as trtllm_fmha_v2_prefill
 
 __all__ = [
+    "BatchPrefillWithCausalBidirectionalRangesWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
     "single_prefill_with_kv_cache",

@@ -18,7 +18,13 @@ from ..core import JitSpec
 from .generate import AttentionModule, resolve_device
 from .key import check_backend
 from .uri import get_batch_prefill_uri
-from .variants import VariantParams, attention_sink_decl, check_sm90_form, has_sm90_form
+from .variants import (
+    VariantParams,
+    attention_sink_decl,
+    bidirectional_ranges_decl,
+    check_sm90_form,
+    has_sm90_form,
+)
 
 __all__ = [
     "gen_customize_batch_attention_module",
@@ -28,7 +34,9 @@ __all__ = [
     "gen_customize_pod_module",
     "gen_customize_single_decode_module",
     "gen_customize_single_prefill_module",
+    "bidirectional_ranges_arguments",
     "gen_batch_prefill_attention_sink_module",
+    "gen_batch_prefill_bidirectional_ranges_module",
 ]
 
 
@@ -262,6 +270,39 @@ def gen_batch_prefill_attention_sink_module(
         device=device,
         **sink,
     )
+
+
+def bidirectional_ranges_arguments(
+    backend: str,
+    dtype_q: torch.dtype,
+    dtype_kv: torch.dtype,
+    dtype_o: torch.dtype,
+    dtype_idx: torch.dtype,
+    head_dim_qk: int,
+    head_dim_vo: int,
+) -> list[Any]:
+    """Return what ``gen_customize_batch_prefill_module`` takes after the backend."""
+    sizes = (dtype_q, dtype_kv, dtype_o, dtype_idx, head_dim_qk, head_dim_vo)
+    name = get_batch_prefill_uri(backend, *sizes, 0, False, False, False)
+    variant = ("BidirectionalRanges", bidirectional_ranges_decl)
+    return [f"{name}_bidirectional_ranges", *sizes, ["ranges"], ["int32_t"], ["sm_scale"], ["double"], *variant]
+
+
+def gen_batch_prefill_bidirectional_ranges_module(
+    backend: str,
+    dtype_q: torch.dtype,
+    dtype_kv: torch.dtype,
+    dtype_o: torch.dtype,
+    dtype_idx: torch.dtype,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    device: Optional[str] = None,
+) -> JitSpec:
+    """Generate the module of the wrapper for bidirectional ranges; run takes ``ranges`` and ``sm_scale``."""
+    check_backend("gen_batch_prefill_bidirectional_ranges_module", backend, has_fa3=False)
+    sizes = (dtype_q, dtype_kv, dtype_o, dtype_idx, head_dim_qk, head_dim_vo)
+    generate: Any = gen_customize_batch_prefill_module
+    return generate(backend, *bidirectional_ranges_arguments(backend, *sizes), device=device)
 
 
 # Mixed batches and POD (prefill together with decoding) run on the batch prefill module.

@@ -14,6 +14,7 @@ __all__ = [
     "PREFILL",
     "VariantParams",
     "attention_sink_decl",
+    "bidirectional_ranges_decl",
     "check_sm90_form",
     "default_variant_name",
     "has_sm90_form",
@@ -115,3 +116,32 @@ struct AttentionSink : AttentionVariantBase {
 #: Source of the variant ``AttentionSink`` by backend, with the tensor ``sink`` and the scalar ``sm_scale``. One struct
 #: serves all of them.
 attention_sink_decl = {"fa2": _SINK, "fa3": _SINK}
+
+#: Source of the variant ``BidirectionalRanges``: the tensor ``ranges`` has the first and last key position that a row
+#: sees, and the scalar is ``sm_scale``. It needs mask mode CUSTOM; kernels apply the left end of the window.
+bidirectional_ranges_decl = r"""
+// A query sees the keys up to its own position, and those of one range of positions, within a window on both sides.
+struct BidirectionalRanges : AttentionVariantBase {
+  static constexpr bool use_softmax = true;
+
+  uint32_t window_left, qo_len, kv_len;
+  float sm_scale_log2;
+  const int32_t* ranges;
+
+  template <typename Params>
+  __device__ __host__ BidirectionalRanges(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {
+    qo_len = params.get_qo_len(batch_idx);
+    kv_len = params.get_kv_len(batch_idx);
+    window_left = params.window_left >= 0 ? uint32_t(params.window_left) : kv_len;
+    sm_scale_log2 = float(params.sm_scale) * math::log2e;
+    ranges = params.ranges + 2 * int64_t(params.qo_indptr[batch_idx]);
+  }
+
+  REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
+    const int64_t ahead = int64_t(kv_idx) - (int64_t(qo_idx) + kv_len - qo_len);  // positions from query to key
+    if (ahead <= 0) return true;
+    const int32_t* range = ranges + 2 * int64_t(qo_idx);
+    return ahead <= int64_t(window_left) && int32_t(kv_idx) >= range[0] && int32_t(kv_idx) <= range[1];
+  })
+};
+"""

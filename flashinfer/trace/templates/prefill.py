@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Optional
 
 import torch
@@ -25,6 +26,7 @@ from .gqa import gqa_paged_prefill_trace, gqa_ragged_prefill_trace
 from .shared import normal, seeded
 
 __all__ = [
+    "paged_prefill_ranges_trace",
     "paged_prefill_trace",
     "ragged_prefill_trace",
     "single_prefill_trace",
@@ -242,6 +244,83 @@ def _choose_ragged(**arguments: Any) -> TraceTemplate:
     return gqa_ragged_prefill_trace if layout == "NHD" and k == v else _RAGGED[layout]
 
 
+def _ranges_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    heads_first: int,
+    ranges: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    sm_scale: Optional[float] = None,
+    window_left: Optional[int] = None,
+    **_: Any,
+) -> torch.Tensor:
+    if heads_first:
+        k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+    out = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[-1])
+    qo, pages, last = qo_indptr.tolist(), kv_indptr.tolist(), kv_last_page_len.tolist()
+    for i in range(len(qo) - 1):
+        mine = kv_indices[pages[i] : pages[i + 1]].long()
+        kv_len = (len(mine) - 1) * k_cache.shape[1] + last[i] if len(mine) else 0
+        rows = slice(qo[i], qo[i + 1])
+        k, v = (cache[mine].flatten(0, 1)[:kv_len].float() for cache in (k_cache, v_cache))
+        k, v = (x.repeat_interleave(q.shape[1] // k_cache.shape[2], dim=1) for x in (k, v))
+        key = torch.arange(kv_len, device=q.device)
+        position = torch.arange(kv_len - (qo[i + 1] - qo[i]), kv_len, device=q.device)[:, None]
+        first, end = ranges[rows].long().split(1, dim=1)
+        visible = (key <= position) | ((key >= first) & (key <= end))
+        if window_left is not None and window_left >= 0:
+            visible &= (key - position).abs() <= window_left
+        logits = torch.einsum("qhd,khd->hqk", q[rows].float(), k)
+        logits = logits * (1 / math.sqrt(q.shape[-1]) if sm_scale is None else sm_scale)
+        logits = logits.masked_fill(~visible, -math.inf)
+        weights = torch.softmax(logits, dim=-1).nan_to_num(0.0)
+        out[rows] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+    return out
+
+
+def _ranges_combined_reference(
+    q: torch.Tensor,
+    paged_kv_cache: torch.Tensor,
+    heads_first: int,
+    ranges: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    sm_scale: Optional[float] = None,
+    window_left: Optional[int] = None,
+    **_: Any,
+) -> torch.Tensor:
+    tables = (qo_indptr, kv_indptr, kv_indices, kv_last_page_len)
+    k_cache, v_cache = paged_kv_cache.unbind(1)
+    return _ranges_reference(q, k_cache, v_cache, heads_first, ranges, *tables, sm_scale, window_left)
+
+
+def _paged_ranges(layout: str, pair: bool) -> TraceTemplate:
+    return TraceTemplate(
+        "batch_prefill",
+        axes={**paged_axes(layout, pair), "num_rows": Var("query tokens of all requests"), "ends": Const(value=2)},
+        inputs={
+            "q": Tensor(("num_rows", "num_qo_heads", "head_dim")),
+            **cache_inputs(layout, pair),
+            "ranges": Tensor(("num_rows", "ends"), dtype="int32", description="first and last key seen besides"),
+            "qo_indptr": QO_INDPTR,
+            **PAGE_TABLE,
+            "sm_scale": Scalar(optional=True),
+            "window_left": Scalar("int32", optional=True),
+        },
+        outputs={"o": Tensor(("num_rows", "num_qo_heads", "head_dim"), dtype_from="q")},
+        name_prefix=f"batch_prefill_ranges_{layout.lower()}{'_pair' if pair else ''}",
+        reference=_ranges_reference if pair else _ranges_combined_reference,
+        description="Causal attention of the last tokens of each request, which see a range of keys on both sides too.",
+    )
+
+
 single_prefill_trace = by_layout_and_lse(_single_prefill, single_prefill_with_kv_cache_trace)
+paged_prefill_ranges_trace = by_wrapper(_paged_ranges)
 paged_prefill_trace = by_wrapper(_paged_prefill, published=gqa_paged_prefill_trace)
 ragged_prefill_trace = TraceDispatch(_choose_ragged, (gqa_ragged_prefill_trace, *_RAGGED.values()))
