@@ -65,7 +65,8 @@ PREFILL_NAMES = {
             "batch_size, cum_seq_lens_q, cum_seq_lens_kv, window_left=-1, out=None, out_dtype=None, o_sf_scale=None, "
             "o_sf_vec_size=None, kv_layout='HND', enable_pdl=None, sinks=None, kv_cache_sf=None, "
             "skip_softmax_threshold_scale_factor=None, uses_shared_paged_kv_idx=True, causal=True, lse=None, "
-            "return_lse=False, multi_ctas_kv_counter_buffer=None, use_fp16_softmax=None, uses_spcompress=None",
+            "return_lse=False, multi_ctas_kv_counter_buffer=None, use_fp16_softmax=None, uses_spcompress=None, "
+            "backend='trtllm-gen'",
         ),
     ),
     **_names(_SM120, "fmha_v2_prefill_deepseek", "fmha_v2_prefill_sm120", "get_trtllm_fmha_v2_sm120_module"),
@@ -75,6 +76,7 @@ MLA_NAMES = {
         _SM100,
         "CuteDslMlaDecodeRunner",
         "DSV4HCAMetadata",
+        "_get_trtllm_gen_multi_ctas_kv_counter_buffer",
         "TrtllmGenMlaDecodeRunner",
         "batch_decode_sparse_mla_dsv4",
         "convert_compressed_page_aligned_sparse_indices_to_hca_metadata",
@@ -93,7 +95,8 @@ MLA_NAMES = {
             "skip_softmax_threshold_scale_factor=None, enable_pdl=None, backend='auto', is_var_seq=True, "
             "uses_shared_paged_kv_idx=True, lse=None, return_lse=False, cute_dsl_impl='auto', kv_scale_format='auto', "
             "cum_seq_lens_q=None, max_q_len=None, multi_ctas_kv_counter_buffer=None, sparse_mla_top_k_lens=None, "
-            "enable_dcp=False, cp_world=1, cp_rank=0, causal_seqlens_kv_global=None, use_fp16_softmax=None",
+            "enable_dcp=False, cp_world=1, cp_rank=0, causal_seqlens_kv_global=None, use_fp16_softmax=None, "
+            "return_lse_base=None",
         ),
     ),
     **_traced(

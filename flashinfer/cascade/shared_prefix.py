@@ -137,6 +137,14 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(CompositeWrapper):
         self._batch_prefill_wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
         self._planned = None
 
+    def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
+        """Check for a page table only: one module serves equal and different strides of keys and values."""
+        if self._table is None:
+            raise RuntimeError(
+                f"{type(self).__name__}.prewarm_paged_kv_stride_variant: begin_forward() must be called before, got no "
+                "page table"
+            )
+
     @flashinfer_api(trace=None)
     @explain_type_errors
     def begin_forward(

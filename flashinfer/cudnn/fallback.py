@@ -14,7 +14,7 @@ from ..attention.index_arrays import to_host
 from ..prefill.paged import BatchPrefillWithPagedKVCacheWrapper
 from ..prefill.ragged import BatchPrefillWithRaggedKVCacheWrapper
 
-__all__ = ["decode", "prefill"]
+__all__ = ["decode", "decode_tokens", "prefill"]
 
 
 def decode(
@@ -37,6 +37,38 @@ def decode(
     to_output(op, result, out, 1.0, "scale")
 
 
+def decode_tokens(
+    op: str,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scale: float,
+    workspace: torch.Tensor,
+    seq_lens_kv: torch.Tensor,
+    block_tables: torch.Tensor,
+    q_len_per_req: int,
+    window_left: int,
+    sinks: Optional[torch.Tensor],
+    out: torch.Tensor,
+    lse: Optional[torch.Tensor],
+) -> None:
+    """Compute attention for a few rows of each request, causal. Copies the lengths to the host."""
+    (kv_lens,) = (x.reshape(-1) for x in to_host(op, actual_seq_lens_kv=seq_lens_kv))
+    if q.shape[0] != kv_lens.size * q_len_per_req:
+        raise ArgumentError(
+            f"{op}: q must have {kv_lens.size * q_len_per_req} rows ({q_len_per_req} of each request), got {q.shape[0]}"
+        )
+    page_size = k_cache.shape[2]
+    table, last = _table(op, block_tables, kv_lens, page_size)
+    rows, pages = _offsets_of(np.full_like(kv_lens, q_len_per_req)), _offsets_of(-(-kv_lens // page_size))
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(_bytes(workspace), "HND")
+    sizes = (q.shape[1], k_cache.shape[1], q.shape[2], page_size, v_cache.shape[3])
+    types = {"q_data_type": q.dtype, "kv_data_type": k_cache.dtype, "o_data_type": out.dtype}
+    host = (torch.from_numpy(rows), torch.from_numpy(pages))
+    wrapper.plan(*host, table, last, *sizes, causal=True, sm_scale=scale, window_left=window_left, **types)
+    wrapper.run(q, (k_cache, v_cache), sinks=sinks, out=out, lse=lse, return_lse=lse is not None)
+
+
 def prefill(
     op: str,
     q: torch.Tensor,
@@ -52,6 +84,7 @@ def prefill(
     units: str,
     out: torch.Tensor,
     lse: Optional[torch.Tensor],
+    lse_base: str,
 ) -> None:
     """Compute attention for many rows of each request. Copies the lengths to the host, which waits for the GPU."""
     qo_lens, kv_lens = (
@@ -64,7 +97,7 @@ def prefill(
     heads, scores = q.shape[1], None
     if lse is not None:
         scores = q.new_empty((len(queries), heads), dtype=torch.float32)
-    forms = {"lse": scores, "lse_base": "ln"} if scores is not None else {}
+    forms = {"lse": scores, "lse_base": lse_base} if scores is not None else {}
     if block_tables is not None:
         page_size = k_cache.shape[2]
         table, last = _table(op, block_tables, kv_lens, page_size)

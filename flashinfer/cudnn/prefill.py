@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from typing import Optional
 
 import torch
 
 from .._runtime.errors import ArgumentError
 from ..api_logging import flashinfer_api
+from ..attention.outputs import check_lse_form
 from ..trace.templates.cudnn import cudnn_batch_prefill_dispatch
 from .graph import Operand, has_frontend, run_sdpa
 
@@ -70,6 +72,7 @@ def cudnn_batch_prefill_with_kv_cache(
     is_cuda_graph_compatible: bool = False,
     backend: Optional[str] = None,
     o_data_type: Optional[torch.dtype] = None,
+    lse_base: str = "log2",
 ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
     r"""Attention of many tokens per request by cuDNN, or by our own kernels where its frontend is not installed.
 
@@ -105,15 +108,17 @@ def cudnn_batch_prefill_with_kv_cache(
         Accepted; there is one way.
     o_data_type : Optional[torch.dtype]
         dtype of the output, that of q by default.
+    lse_base : str
+        ``"log2"`` or ``"ln"``: logarithm of the LSE.
 
     Returns
     -------
     out : torch.Tensor
         Shape of ``q`` with the head dimension of ``v_cache``.
     lse : Optional[torch.Tensor]
-        ``(batch_size, max_token_per_sequence, num_qo_heads)`` float32, natural logarithms, with ``return_lse``; else
-        None.
+        ``(batch_size, max_token_per_sequence, num_qo_heads)`` float32 with ``return_lse``; else None.
     """
+    check_lse_form(_OP, lse_base, "NH")
     if any(scale_of is not None for scale_of in (q_scale, k_scale, v_scale)):
         raise ArgumentError(
             f"{_OP}: q_scale, k_scale or v_scale must be None (16-bit tensors have no scales), got a value"
@@ -132,7 +137,7 @@ def cudnn_batch_prefill_with_kv_cache(
         offsets = {"q": batch_offsets_q, "o": batch_offsets_o, "k": batch_offsets_k, "v": batch_offsets_v}
         fallback.prefill(
             _OP, q, k_cache, v_cache, scale, workspace_buffer, actual_seq_lens_q, actual_seq_lens_kv, block_tables,
-            causal, {**offsets, "stats": batch_offsets_stats}, units, out, lse,
+            causal, {**offsets, "stats": batch_offsets_stats}, units, out, lse, lse_base,
         )  # fmt: skip
         return out, lse if return_lse else None
     tensors = {
@@ -161,4 +166,6 @@ def cudnn_batch_prefill_with_kv_cache(
             tensors["offsets_stats"] = _offsets(batch_offsets_stats, actual_seq_lens_q, rows, units)
     max_seq_len = max_sequence_kv if block_tables is not None else None
     run_sdpa(_OP, tensors, described, scale, causal, max_seq_len, workspace_buffer)
+    if lse is not None and lse_base == "log2":  # the statistics of cuDNN are natural logarithms
+        lse.div_(math.log(2))
     return out, lse if return_lse else None

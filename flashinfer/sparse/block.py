@@ -128,6 +128,14 @@ class BlockSparseAttentionWrapper(CompositeWrapper):
         o_data_type: Dtype = "float16",
         non_blocking: bool = True,
         block_mask: Optional[torch.Tensor] = None,
+        kv_block_lens: Optional[torch.Tensor] = None,
+        q2k_indices: Optional[torch.Tensor] = None,
+        q2k_num: Optional[torch.Tensor] = None,
+        kv_splits: Optional[int] = None,
+        use_clc: Optional[bool] = None,
+        q_scale: Optional[torch.Tensor] = None,
+        k_scale: Optional[torch.Tensor] = None,
+        v_scale: Optional[torch.Tensor] = None,
     ) -> None:
         """Plan a pattern. Arrays on the GPU are copied to the host, which waits for the GPU.
 
@@ -150,14 +158,26 @@ class BlockSparseAttentionWrapper(CompositeWrapper):
             Causal over the keys that a row of blocks has, right ends aligned.
         o_data_type : Union[str, torch.dtype]
             dtype of the output.
-        block_mask : Optional[torch.Tensor]
-            Argument of other backends; must be None.
+        block_mask, kv_block_lens, q2k_indices, q2k_num, kv_splits, use_clc, q_scale, k_scale, v_scale
+            Arguments of backends for SM100; must be None.
 
         The other arguments are those of :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
         """
         op = f"{_OP}.plan"
         if block_mask is not None:
             raise ArgumentError(f"{op}: block_mask must be None (indptr and indices are the pattern), got a value")
+        for name, value in {
+            "kv_block_lens": kv_block_lens,
+            "q2k_indices": q2k_indices,
+            "q2k_num": q2k_num,
+            "kv_splits": kv_splits,
+            "use_clc": use_clc,
+            "q_scale": q_scale,
+            "k_scale": k_scale,
+            "v_scale": v_scale,
+        }.items():
+            if value is not None:
+                raise ArgumentError(f"{op}: {name} must be None (only backends for SM100 take it), got a value")
         if indptr is None or indices is None:
             raise ArgumentError(f"{op}: indptr or indices must be tensors, got None")
         if min(M, N) < 0 or min(R, C) < 1 or N % C:

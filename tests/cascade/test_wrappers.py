@@ -57,6 +57,11 @@ def test_aliases_and_workspaces(device):
     assert torch.equal(wrapper.forward(tree.q, (tree.cache[:, 0], tree.cache[:, 1])), expected)
     wrapper.end_forward()
     wrapper.prewarm_paged_kv_stride_variant()
+    shared = flashinfer.BatchPrefillWithSharedPrefixPagedKVCacheWrapper(workspace(device))
+    with pytest.raises(RuntimeError, match=r"begin_forward\(\) must be called before"):
+        shared.prewarm_paged_kv_stride_variant()
+    shared.begin_forward(*(torch.zeros(2, dtype=torch.int32),) * 3, torch.zeros(1, dtype=torch.int32), 4, 2, 64, 16)
+    shared.prewarm_paged_kv_stride_variant()
     assert not wrapper.is_cuda_graph_enabled
 
 

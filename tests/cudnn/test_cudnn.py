@@ -171,7 +171,7 @@ def test_decode_without_the_package(monkeypatch, device):
 
 @pytest.mark.parametrize("paged", [False, True])
 def test_prefill_without_the_package(monkeypatch, device, paged):
-    """Check rows with gaps between requests, contiguous or paged keys, and natural-log scores."""
+    """Check rows with gaps between requests, contiguous or paged keys, and both bases of scores."""
     monkeypatch.setitem(sys.modules, "cudnn", None)
     batch = Batch([7, 1, 20], [9, 33, 20], device=device)
     pages = batch.pages(PAGE)
@@ -193,12 +193,40 @@ def test_prefill_without_the_package(monkeypatch, device, paged):
     torch.testing.assert_close(out[rows].float(), expected, rtol=2e-3, atol=2e-3)
     assert scores.shape == (3, 20, HEADS)
     flat = torch.cat([scores[i, :n] for i, n in enumerate(batch.qo_lens)])
-    torch.testing.assert_close(flat, lse * math.log(2), rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(flat, lse, rtol=2e-3, atol=2e-3)
     given = torch.empty(28, HEADS, device=device)
-    out, none = cudnn_batch_prefill_with_kv_cache(q, *kv, 0.2, scratch, return_lse=False, lse=given, **options)
+    out, none = cudnn_batch_prefill_with_kv_cache(
+        q, *kv, 0.2, scratch, return_lse=False, lse=given, lse_base="ln", **options
+    )
     assert none is None
-    torch.testing.assert_close(given, flat)
+    torch.testing.assert_close(given, flat * math.log(2))
     torch.testing.assert_close(out[:28].float(), expected, rtol=2e-3, atol=2e-3)
+    with pytest.raises(ValueError, match="lse_base must be 'log2' or 'ln'"):
+        cudnn_batch_prefill_with_kv_cache(q, *kv, 0.2, scratch, return_lse=True, lse_base="log10", **options)
+
+
+def test_decode_of_a_few_tokens_with_lse_window_and_sinks(device):
+    """Our own kernels run for arguments that the graph of one token does not have."""
+    batch = Batch([2, 2], [9, 33], device=device)
+    pages = batch.pages(PAGE)
+    k, v = batch.cache(pages, "HND")
+    sinks = torch.linspace(-1, 3, HEADS, device=device)
+    scratch = torch.empty(32 << 20, dtype=torch.uint8, device=device)
+    lens = torch.tensor(batch.kv_lens, dtype=torch.int32, device=device)
+    options = {"max_sequence_kv": 33, "actual_seq_lens_kv": lens, "block_tables": pages.block_tables()}
+    result = cudnn_batch_decode_with_kv_cache(
+        batch.q, k, v, 0.2, scratch, q_len_per_req=2, return_lse=True, window_left=7, sinks=sinks, **options
+    )
+    what = Attention(causal=True, sm_scale=0.2, window_left=7, sinks=sinks)
+    for found, expected in zip(result, batch.expected(what), strict=True):
+        torch.testing.assert_close(found.float(), expected, rtol=2e-3, atol=2e-3)
+    lse = torch.empty_like(result[1])
+    out = cudnn_batch_decode_with_kv_cache(
+        batch.q, k, v, 0.2, scratch, q_len_per_req=2, lse=lse, window_left=7, sinks=sinks, **options
+    )
+    assert torch.equal(out, result[0]) and torch.equal(lse, result[1])
+    with pytest.raises(ValueError, match="q must have 6 rows"):
+        cudnn_batch_decode_with_kv_cache(batch.q, k, v, 0.2, scratch, q_len_per_req=3, **options)
 
 
 def test_callers_can_ask_for_the_package():

@@ -75,8 +75,10 @@ def test_causal_and_legacy_names(device):
 
 
 PLAN = {"indptr": torch.tensor([0, 1, 2]), "indices": torch.tensor([0, 1]), "M": 32, "N": 32, "R": 16, "C": 16}
+SM100_ONLY = ["kv_block_lens", "q2k_indices", "q2k_num", "kv_splits", "use_clc", "q_scale", "k_scale", "v_scale"]
 BAD = [
     ({"block_mask": torch.ones(1)}, "block_mask must be None.*, got a value"),
+    *(({name: 1}, f"{name} must be None.*only backends for SM100.*, got a value") for name in SM100_ONLY),
     ({"indptr": None}, "indptr or indices must be tensors, got None"),
     ({"indices": torch.tensor([0, 2])}, "indices out of bound"),
     ({"indices": torch.tensor(0)}, "indices must have 1 dimension.*, got 0"),
