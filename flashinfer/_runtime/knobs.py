@@ -346,6 +346,13 @@ class Knobs:
     allow_experimental_auto_backends = Knob(
         "FLASHINFER_ALLOW_EXPERIMENTAL_AUTO_BACKENDS", _flag, False, '1: "auto" may choose experimental backends', "ops"
     )
+    cpu_backends = Knob(
+        "FLASHINFER_CPU_BACKENDS",
+        _one_of("any"),
+        "",
+        "any: CPU tensors take every backend name that the op has on CUDA, to test programs that name one",
+        "ops",
+    )
     topk_algo = Knob(
         "FLASHINFER_TOPK_ALGO",
         _one_of("filtered", "multi_cta", "clusters", "cub", "default"),

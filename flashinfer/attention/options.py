@@ -14,6 +14,7 @@ from .._runtime.arch import is_sm90a_supported
 from .._runtime.checks import canonicalize_torch_dtype
 from .._runtime.enums import MaskMode, PosEncodingMode, TensorLayout, get_alibi_slopes
 from .._runtime.errors import ArgumentError
+from .._runtime.knobs import knobs
 from .._runtime.probes import probes
 from ..jit.attention.generate import has_hopper_target, hopper_serves
 from ..jit.utils import filename_safe_dtype_map
@@ -84,6 +85,8 @@ def resolve_backend(op: str, backend: str, fa3_device: Optional[torch.device] = 
     if backend in ("auto", "fa2"):
         return "fa2"
     if backend == "fa3" and fa3_device is not None:
+        if fa3_device.type == "cpu" and knobs.cpu_backends == "any":
+            return "fa2"
         if fa3_device.type != "cuda" or not is_sm90a_supported(fa3_device):
             raise NotImplementedError(
                 f"{op}: backend must be fa2 on {fa3_device} (fa3 needs an SM90 GPU), got 'fa3'; usable: fa2"

@@ -19,6 +19,7 @@ from .._runtime.checks import canonicalize_torch_dtype, check_tensors, narrowed
 from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.errors import ArgumentError, GPUArchitectureError
 from .._runtime.explain_error import explain_type_errors
+from .._runtime.knobs import knobs
 from .._runtime.probes import probes
 from ..api_logging import flashinfer_api
 from ..attention import streams
@@ -31,6 +32,8 @@ from ..jit.attention import gen_batch_mla_module
 from ..trace.templates.mla import mla_run_trace
 from . import page_ids
 from .call_state import MLAState
+from .dimensions import MLAHeadDimensions as MLAHeadDimensions
+from .dimensions import MLALayerDimensions as MLALayerDimensions
 from .metadata import MLAPlanMetadata
 from .plan_forms import Declared, plan_tables, split_query, with_sinks
 from .scales import LatentScales
@@ -134,6 +137,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         if backend == "fa3":
             if workspace.is_cuda and get_compute_capability(workspace.device) == _SM90:
                 return backend
+            if not workspace.is_cuda and knobs.cpu_backends == "any":
+                return "fa2"
             raise NotImplementedError(
                 f"{op}: backend must be fa2 here, got 'fa3', which needs an SM90 device; usable: fa2"
             )
@@ -320,7 +325,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             raise ArgumentError(f"{op}: head_dim_kpe must be 0 or more, got {head_dim_kpe}")
         if kv == _FP8:
             self._check_fp8(q, kv, head_dim_ckv, head_dim_kpe)
-        if self._requested_backend == "fa3":
+        if self._requested_backend == "fa3":  # on the CPU too: a program that is tested there runs on a GPU
             self._check_fa3(q, kv, head_dim_ckv, head_dim_kpe)
 
     def _check_fp8(self, q: torch.dtype, kv: torch.dtype, head_dim_ckv: int, head_dim_kpe: int) -> None:
