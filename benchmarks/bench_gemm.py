@@ -67,6 +67,30 @@ def bmm_bf16(batch_size: int, m: int, n: int, k: int, out_dtype: torch.dtype = b
     )
 
 
+def _by_torch(api: str, sizes: dict[str, int], m: int, n: int, k: int) -> Bench:
+    """On the CPU the reference runs; on Blackwell torch would, which nobody here has measured."""
+    template = getattr(templates, f"{api}_trace")
+    given = template.init(**sizes, device=torch.get_default_device())
+    return Bench(
+        run=lambda *args: getattr(gemm, api)(*args),
+        args=tuple(given.values()),
+        reference=lambda *args: template.reference(*args),
+        bytes=nbytes(*given.values()) + 2 * m * n,
+        flops=_flops(m, n, k),
+        tolerance=SUMS,
+    )
+
+
+@case("mm_fp4", cpu=grid(m=[3], n=[192], k=[256]), cuda=[])
+def mm_fp4(m: int, n: int, k: int) -> Bench:
+    return _by_torch("mm_fp4", {"m": m, "n": n, "k_packed": k // 2}, m, n, k)
+
+
+@case("mm_mxfp8", cpu=grid(m=[3], n=[192], k=[256]), cuda=[])
+def mm_mxfp8(m: int, n: int, k: int) -> Bench:
+    return _by_torch("mm_mxfp8", {"m": m, "n": n, "k": k}, m, n, k)
+
+
 def _bmm_fp8(backend: str) -> Callable[..., Any]:
     return lambda a, b, scale, out: gemm.bmm_fp8(a, b.mT, scale, scale, out.dtype, out, backend)
 

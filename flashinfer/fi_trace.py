@@ -232,6 +232,7 @@ _PUBLISHED_MODULES = {
         "cudnn.decode": "cudnn.decode",
         "cudnn.prefill": "cudnn.prefill",
         "gemm.bf16": "gemm.gemm_base",
+        "gemm.block_scaled": "gemm.gemm_base",
         "gemm.blockscale": "gemm.gemm_base",
         "gemm.fp8": "gemm.gemm_base",
         "gemm.gemm_base": "gemm.gemm_base",

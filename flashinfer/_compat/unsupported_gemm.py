@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Callable, NoReturn, Optional
 
-from ..trace.templates.gemm_blackwell import mm_fp4_trace, mm_mxfp8_trace
 from .unsupported import needs
 
 #: Names that ``flashinfer`` exports.
 __all__ = [
     "bmm_mxfp8",
     "mm_bf16_fp4",
-    "mm_fp4",
     "mm_fp8",
-    "mm_mxfp8",
     "mm_nvfp4_svdquant",
     "nvfp4_quantize_smooth",
     "prepare_bf16_fp4_weights",
@@ -36,18 +33,7 @@ def _needs_gpu(
 
 
 mm_fp8 = _needs_gpu("mm_fp8", "a, b, alpha=None, out_dtype=torch.bfloat16, out=None, backend='trtllm_low_latency'")
-mm_mxfp8 = _needs_gpu(
-    "mm_mxfp8",
-    "a, b, a_descale, b_descale, out=None, out_dtype=torch.bfloat16, use_8x4_sf_layout=False, backend='auto'",
-    trace=mm_mxfp8_trace,
-)
 bmm_mxfp8 = _needs_gpu("bmm_mxfp8")
-mm_fp4 = _needs_gpu(
-    "mm_fp4",
-    "a, b, a_descale, b_descale, alpha=None, out_dtype=torch.bfloat16, out=None, block_size=16, "
-    "use_8x4_sf_layout=False, backend='auto', use_nvfp4=True, enable_pdl=True",
-    trace=mm_fp4_trace,
-)
 mm_bf16_fp4 = _needs_gpu("mm_bf16_fp4")
 prepare_bf16_fp4_weights = _needs_gpu("prepare_bf16_fp4_weights")
 prepare_low_latency_gemm_weights = _needs_gpu("prepare_low_latency_gemm_weights")

@@ -17,6 +17,7 @@ from .._compat.unsupported_gemm import grouped_gemm_nt_masked as grouped_gemm_nt
 from ..cutile import is_cuda_tile_available as is_cuda_tile_available
 from . import gemm_base as gemm_base
 from .bf16 import bmm_bf16, mm_bf16
+from .block_scaled import mm_fp4, mm_mxfp8
 from .blockscale import fp8_blockscale_gemm_sm90
 from .deepgemm import batch_deepgemm_fp8_nt_groupwise, group_deepgemm_fp8_nt_groupwise
 from .fp8 import bmm_fp8
@@ -53,5 +54,7 @@ __all__ = [
     "mm_M1_16_K7168_N896",
     "mm_M1_16_K7168_N896_bf16",
     "mm_bf16",
+    "mm_fp4",
+    "mm_mxfp8",
     "tinygemm_bf16",
 ]

@@ -4,13 +4,13 @@
 import importlib
 from typing import Any
 
-from .._compat.unsupported_gemm import mm_fp4 as mm_fp4
-from .._compat.unsupported_gemm import mm_mxfp8 as mm_mxfp8
 from .._runtime.cache_buffers import _get_cache_buf as _get_cache_buf
 from ..jit.gemm import get_gemm_module as get_gemm_module
 from .bf16 import bmm_bf16 as bmm_bf16
 from .bf16 import mm_bf16 as mm_bf16
 from .bf16_checks import CUDNN_AVAILABLE as CUDNN_AVAILABLE
+from .block_scaled import mm_fp4 as mm_fp4
+from .block_scaled import mm_mxfp8 as mm_mxfp8
 from .blockscale import fp8_blockscale_gemm_sm90 as fp8_blockscale_gemm_sm90
 from .deepgemm import batch_deepgemm_fp8_nt_groupwise as batch_deepgemm_fp8_nt_groupwise
 from .deepgemm import group_deepgemm_fp8_nt_groupwise as group_deepgemm_fp8_nt_groupwise

@@ -14,7 +14,7 @@ from flashinfer import gemm, grouped_mm
 from flashinfer._runtime.errors import BackendSupportedError
 
 IN_GEMM = [
-    *("mm_fp8", "mm_mxfp8", "bmm_mxfp8", "mm_fp4", "mm_bf16_fp4", "prepare_bf16_fp4_weights", "mm_nvfp4_svdquant"),
+    *("mm_fp8", "bmm_mxfp8", "mm_bf16_fp4", "prepare_bf16_fp4_weights", "mm_nvfp4_svdquant"),
     *("nvfp4_quantize_smooth", "svdquant_linear", "tgv_gemm_sm100", "group_gemm_mxfp4_nt_groupwise"),
     *("group_gemm_mxfp8_mxfp4_nt_groupwise", "group_gemm_nvfp4_nt_groupwise", "grouped_gemm_nt_masked"),
     "create_scale_factor_tensor",
@@ -22,7 +22,7 @@ IN_GEMM = [
 ]
 IN_GROUPED_MM = ["grouped_mm_mxfp8", "grouped_mm_fp4", "moe_gemm_fp8_nt_groupwise", "moe_gemm_mxfp8_nt_groupwise"]
 AT_TOP = [
-    *("mm_fp8", "mm_mxfp8", "bmm_mxfp8", "mm_fp4", "mm_bf16_fp4", "prepare_bf16_fp4_weights", "mm_nvfp4_svdquant"),
+    *("mm_fp8", "bmm_mxfp8", "mm_bf16_fp4", "prepare_bf16_fp4_weights", "mm_nvfp4_svdquant"),
     *("nvfp4_quantize_smooth", "svdquant_linear", "tgv_gemm_sm100", "prepare_low_latency_gemm_weights"),
 ]
 ELSEWHERE = [

@@ -49,5 +49,3 @@ def test_definitions_need_no_kernel(api, name):
     definition = function.fi_trace(**function.fi_init(**sizes, device="cpu"))
     assert definition["name"] == name and definition["tags"][0] == f"fi_api:flashinfer.gemm.gemm_base.{api}"
     assert definition["outputs"]["out"]["dtype"] == "bfloat16"
-    with pytest.raises(RuntimeError, match=f"{api}: needs a Blackwell GPU"):
-        function(**function.fi_init(**sizes, device="cpu"))

@@ -248,7 +248,15 @@ ROWS = [
 ]
 
 
-_TAIL = """## Views, and outputs over inputs
+_TAIL = """## Blackwell, by torch
+
+| | values | scales | CPU | SM100, SM103, SM110, SM120, SM121 | Hopper and before |
+|---|---|---|---|---|---|
+| `mm_fp4` | e2m1 | e4m3, for 16 | reference | by torch, never run here | refused |
+| `mm_fp4(use_nvfp4=False)` | e2m1 | powers of two, for 32 | reference | refused | refused |
+| `mm_mxfp8` | e4m3 | powers of two, for 32 | reference | by torch, never run here | refused |
+
+## Views, and outputs over inputs
 
 Inputs may be views of any memory that the function's docstring allows. These properties are checked, others are not:
 

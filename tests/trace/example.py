@@ -120,6 +120,10 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
 def gemm_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     gemm = flashinfer.gemm
     yield gemm.mm_bf16, {"a": bf16(16, 7168), "b": bf16(256, 7168).T}
+    halves, scales = torch.empty(256, 3584, dtype=torch.uint8, device="meta"), torch.empty(57344, device="meta").byte()
+    blocks = {"a_descale": scales, "b_descale": scales}
+    yield gemm.mm_fp4, {"a": halves[:16], "b": halves.T, "alpha": fp32(), **blocks}
+    yield gemm.mm_mxfp8, {"a": fp8(16, 7168), "b": fp8(256, 7168).T, **blocks}
     yield gemm.bmm_bf16, {"A": bf16(16, 4, 128), "B": bf16(16, 512, 128).mT}
     fp8_operands = {"A": fp8(1, 16, 2048), "B": fp8(1, 512, 2048).mT}
     yield gemm.bmm_fp8, {**fp8_operands, "A_scale": fp32(), "B_scale": fp32(), "dtype": torch.bfloat16}
