@@ -28,6 +28,7 @@ from .core import build_jit_specs as build_jit_specs
 from .core import clear_cache_dir as clear_cache_dir
 from .core import gen_jit_spec as gen_jit_spec
 from .core import jit_spec_registry as jit_spec_registry
+from .cubin_loader import setup_cubin_loader as setup_cubin_loader
 from .define_variant import define_variant as define_variant
 from .fused_moe import gen_bgmv_moe_module as gen_bgmv_moe_module
 from .fused_moe import gen_dsv3_fused_routing_module as gen_dsv3_fused_routing_module

@@ -17,6 +17,7 @@ from .._runtime.errors import ArgumentError
 __all__ = [
     "dtype_map",
     "filename_safe_dtype_map",
+    "filename_safe_dtype_map_kv",
     "is_whole_library",
     "locked",
     "make_folder",
@@ -134,3 +135,8 @@ filename_safe_dtype_map = _ShortNames(
         torch.uint64: "u64",
     }
 )
+
+
+def filename_safe_dtype_map_kv(dtype: torch.dtype) -> str:
+    """Return the name of a cache's dtype in file names; uint8 is NVFP4, two values in a byte."""
+    return "fp4x2_e2m1" if dtype == torch.uint8 else filename_safe_dtype_map[dtype]

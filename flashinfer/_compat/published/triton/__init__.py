@@ -8,7 +8,7 @@ from flashinfer.triton import cascade as cascade
 
 
 def __getattr__(name: str) -> Any:
-    """Import the modules of matrix products on use: they bring the GEMM family with them."""
-    if name in ("gemm", "sm_constraint_gemm"):
+    """Import the other modules on use: they bring their families with them."""
+    if name in ("activation", "gemm", "norm", "sm_constraint_gemm"):
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
