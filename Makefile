@@ -4,6 +4,7 @@
 # make quick     smoke test, and a sample of the tests of what differs from main: under two minutes once modules are built
 # make test      everything a change can break: about 20 minutes on two cores from a fresh clone, builds included
 # make test-all  every parametrisation, CUDA for every target; with a GPU also compute-sanitizer
+# make engines   run backends of published vLLM and SGLang on CPU tensors; fetches their wheels (docs/engines.md)
 # make lint      pre-commit over the whole tree
 # make docs      the documentation site in build/site, from docs/ and the docstrings
 #
@@ -31,7 +32,7 @@ HAS_ALONE = $(if $(findstring tests,$(PYTEST_ARGS)),,$(shell grep -rl --include=
 # pytest ends with 5 if no test was selected, as when PYTEST_ARGS names a folder without tests of that kind.
 OR_NONE := || test $$? = 5
 
-.PHONY: demo quick test test-all lint docs setup clean
+.PHONY: demo quick test test-all engines lint docs setup clean
 
 demo: setup
 	python examples/serve $(DEMO_ARGS)
@@ -51,6 +52,9 @@ test-all: setup
 	$(PARALLEL) -m "not alone" $(PYTEST_ARGS) $(OR_NONE)
 	python -m pytest -m "alone" $(PYTEST_ARGS) $(HAS_ALONE) $(OR_NONE)
 	if python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then STEPS="memcheck racecheck" bash scripts/gpu_check.sh; fi
+
+engines: setup
+	python -m tests.engines --write
 
 lint: setup
 	pre-commit run --all-files --show-diff-on-failure
