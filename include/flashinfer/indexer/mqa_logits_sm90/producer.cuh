@@ -3,7 +3,6 @@
 // copy queries and weights of a request with cp.async while the block still computes the request before.
 #pragma once
 #include "../../ptx/cp_async.cuh"
-#include "../../ptx/elect.cuh"
 #include "../../ptx/tma.cuh"
 #include "../sum_heads.cuh"
 #include "segments.cuh"
@@ -17,21 +16,23 @@ namespace sm90 {
 /// Page ids of a segment, 32 at a time, and the next 32 on their way. Entries behind the request are not read.
 class PageIds {
  public:
-  __device__ __forceinline__ PageIds(const MqaLogitsParams& p, const Segment& segment)
+  __device__ __forceinline__ PageIds(const MqaLogitsParams& p, const Segment& segment, int shift)
       : table_(p.block_tables + segment.request * p.table_stride),
-        count_((segment.end + p.block_size - 1) / p.block_size),
-        base_(segment.begin / p.block_size) {
+        count_((segment.end + p.block_size - 1) >> shift),
+        base_(segment.begin >> shift) {
     held_ = Load(base_), ahead_ = Load(base_ + 32);
   }
 
-  /// Page `entry` of the request. Entries ascend from call to call; called by all lanes.
-  __device__ __forceinline__ int Of(int entry) {
+  /// Move on to the 32 entries that `entry` is among. Entries ascend from call to call; called by all lanes.
+  __device__ __forceinline__ void MoveTo(int entry) {
     while (entry >= base_ + 32) {
       base_ += 32;
       held_ = ahead_, ahead_ = Load(base_ + 32);
     }
-    return __shfl_sync(~0u, held_, entry - base_);
   }
+
+  /// Page `entry` of the request, each lane its own, among the 32 entries. Called by all lanes.
+  __device__ __forceinline__ int Of(int entry) const { return __shfl_sync(~0u, held_, (entry - base_) & 31); }
 
  private:
   __device__ __forceinline__ int Load(int first) const {
@@ -44,36 +45,50 @@ class PageIds {
   int base_, held_, ahead_;
 };
 
-/// Load keys and scales of all tiles of the block: one warp. A page id outside of the cache gives zeros.
+/// Load a tile of keys and scales, by one thread: `boxes` boxes of `box` keys from key `row` of page `first` and, if it
+/// has a second box, from page `second`. A page id outside of the cache gives zeros.
+template <typename Shape>
+__device__ __forceinline__ void LoadTile(const Shared<Shape>& shared, const hopper::RingPosition<Shape::STAGES>& at,
+                                         const void* values, const void* scales, int boxes, int box, int row, int first,
+                                         int second) {
+  const uint32_t full =
+      shared.Keys().BeginFill(at, uint32_t(boxes) * box * (Shape::DIM + uint32_t(sizeof(float))));
+  for (int i = 0; i < boxes; ++i) {
+    const int page = i == 0 ? first : second;
+    const uint32_t tile = shared.Tile(at.stage) + i * box * hopper::SLAB_ROW_BYTES;
+#pragma unroll
+    for (int slab = 0; slab < Shape::SLABS; ++slab) {
+      ptx::LoadBox(tile + slab * KEYS * hopper::SLAB_ROW_BYTES, values, full, slab * hopper::SLAB_ROW_BYTES, row, page);
+    }
+    ptx::LoadBox(shared.Scales(at.stage) + i * box * uint32_t(sizeof(float)), scales, full, row, page, 0);
+  }
+}
+
+/// Load keys and scales of all tiles of the block: one warp, whose first FILL_LANES lanes load a tile each at a time. What
+/// a tile costs besides the copies (ids, bounds, the wait for its stage) would otherwise take longer than its bytes.
 template <typename Shape>
 __device__ __forceinline__ void ProduceKeys(const MqaLogitsParams& p, const Shared<Shape>& shared, const void* values,
                                             const void* scales) {
-  const auto ring = shared.Keys();
-  const int box = min(p.block_size, KEYS);
+  const int lane = int(threadIdx.x) % 32, box = min(p.block_size, KEYS);
+  const int shift = 31 - __clz(p.block_size), mask = p.block_size - 1;  // a power of two
   hopper::RingPosition<Shape::STAGES> at;
+  for (int i = 0; i < lane % FILL_LANES; ++i) at.Advance();
   Segments segments(p);
   Segment segment;
   while (segments.Next(segment)) {
-    PageIds pages(p, segment);
-    for (int key = segment.begin; key < segment.end; key += KEYS) {
-      const int boxes = min((segment.end - key + box - 1) / box, KEYS / box);
-      const int entry = key / p.block_size, row = key % p.block_size;
-      const int first = pages.Of(entry), second = boxes > 1 ? pages.Of(entry + 1) : 0;
-      if (ptx::ElectLane()) {
-        const uint32_t full = ring.BeginFill(at, uint32_t(boxes) * box * (Shape::DIM + uint32_t(sizeof(float))));
-        for (int i = 0; i < boxes; ++i) {
-          const int page = i == 0 ? first : second;
-          const uint32_t tile = shared.Tile(at.stage) + i * box * hopper::SLAB_ROW_BYTES;
-#pragma unroll
-          for (int slab = 0; slab < Shape::SLABS; ++slab) {
-            ptx::LoadBox(tile + slab * KEYS * hopper::SLAB_ROW_BYTES, values, full, slab * hopper::SLAB_ROW_BYTES, row,
-                         page);
-          }
-          ptx::LoadBox(shared.Scales(at.stage) + i * box * uint32_t(sizeof(float)), scales, full, row, page, 0);
-        }
+    PageIds pages(p, segment, shift);
+    for (int begin = segment.begin; begin < segment.end; begin += FILL_LANES * KEYS) {
+      const int key = begin + lane % FILL_LANES * KEYS, entry = key >> shift;
+      pages.MoveTo(begin >> shift);
+      const int first = pages.Of(entry), second = pages.Of(entry + 1);
+      if (lane < FILL_LANES && key < segment.end) {
+        const int boxes = box == KEYS || segment.end - key <= box ? 1 : KEYS / MIN_BLOCK;
+        LoadTile(shared, at, values, scales, boxes, box, key & mask, first, second);
       }
       __syncwarp();
-      at.Advance();
+      const int loaded = min((segment.end - begin + KEYS - 1) / KEYS, FILL_LANES);
+      at.stage += loaded;
+      if (at.stage >= Shape::STAGES) at.stage -= Shape::STAGES, at.parity ^= 1;
     }
   }
 }

@@ -23,7 +23,12 @@ class Segments {
     next_ = max(rows[0], 0), split_ = max(rows[1], 0);
     last_ = rows[2], last_splits_ = rows[3];
     end_ = min(p.batch, last_splits_ > 0 && last_ < p.batch ? last_ + 1 : last_);
-    if (next_ < end_) Load();
+    // Lengths of a small batch do not wait for the rows of the schedule: both are on their way at once.
+    if (p.batch <= GROUPS * 32) {
+      Load(0);
+    } else if (next_ < end_) {
+      Load(next_);
+    }
   }
 
   /// Find the next segment. Called by all lanes of a warp; false after the last one.
@@ -41,9 +46,10 @@ class Segments {
       }
       if (request < 0) {
         next_ = base_ + GROUPS * 32, split_ = 0;
-        if (next_ < end_) Load();
+        if (next_ < end_) Load(next_);
         continue;
       }
+      if (request >= end_) break;
       const int64_t begin = request == next_ ? int64_t(split_) * SPLIT : 0;
       const int64_t limit = request == last_ ? int64_t(last_splits_) * SPLIT : length;
       next_ = request + 1, split_ = 0;
@@ -51,18 +57,19 @@ class Segments {
       segment = Segment{request, int(begin), int(limit < length ? limit : length)};
       return true;
     }
+    next_ = end_;
     return false;
   }
 
  private:
   static constexpr int GROUPS = 4;  // groups of 32 lengths that are loaded at once: empty requests cost no wait each
 
-  __device__ __forceinline__ void Load() {
-    base_ = next_;
+  __device__ __forceinline__ void Load(int base) {
+    base_ = base;
 #pragma unroll
     for (int i = 0; i < GROUPS; ++i) {
       const int request = base_ + 32 * i + int(threadIdx.x) % 32;
-      length_[i] = request < end_ ? LengthOf(p_, request) : 0;
+      length_[i] = request < p_.batch ? LengthOf(p_, request) : 0;
     }
   }
 

@@ -13,6 +13,8 @@ constexpr int KEYS = 64;  // keys of a tile, the M side of a product
 constexpr int TILES = SPLIT / KEYS;
 constexpr int WARPGROUP = 128;
 constexpr int LOADER_WARPS = 3;  // of the producer warpgroup: queries and weights. The first warp loads keys.
+constexpr int FILL_LANES = 4;    // of the warp that loads keys: lanes that load a tile each
+constexpr int MIN_BLOCK = 32;    // keys of the smallest page
 constexpr int QUERY_STAGES = 2;
 constexpr int SHARED_LIMIT = 232448;
 
@@ -53,7 +55,8 @@ struct Shape {
   static constexpr int STAGES = (FITTING < 16 ? FITTING : 16) / CONSUMERS * CONSUMERS;
 
   static_assert(DIM % hopper::SLAB_ROW_BYTES == 0 && COLUMNS % 8 == 0 && COLUMNS <= 256 && HEADS % 4 == 0, "shape");
-  static_assert(STAGES >= CONSUMERS, "shared memory of a block");
+  static_assert(STAGES >= CONSUMERS && STAGES >= FILL_LANES, "shared memory of a block");
+  static_assert(TILES % FILL_LANES == 0, "page ids of the tiles that lanes load are held together");
 };
 
 /// Memory of a block. `base` is the shared address, aligned to 1024, and `memory` the same as a pointer.
