@@ -55,7 +55,13 @@ def _scores(
         if schedule_meta is None:
             schedule_meta = new_empty(q, torch.int32, block_count(q.device) + 1, 2)
             schedule_into(schedule_meta, seq_lens)
-        if get_mqa_logits_sm90_module(heads, dim, next_n).mqa_logits_sm90(*tensors, schedule_meta):
+        run = get_mqa_logits_sm90_module(heads, dim, next_n).mqa_logits_sm90
+        if run(*tensors, schedule_meta):
+            return
+        # Its loads need rows at multiples of 16 bytes. Queries are copied, so that their layout changes no bit of the
+        # scores. A cache is too large for that: the other kernel, which rounds less in its products, reads it as it is.
+        copy = q.clone(memory_format=torch.contiguous_format)
+        if run(out, copy, *tensors[2:], schedule_meta):
             return
     _native_scores[q.is_cuda](*tensors)
 
