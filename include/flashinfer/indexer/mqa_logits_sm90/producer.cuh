@@ -49,18 +49,18 @@ class PageIds {
 /// has a second box, from page `second`. A page id outside of the cache gives zeros.
 template <typename Shape>
 __device__ __forceinline__ void LoadTile(const Shared<Shape>& shared, const hopper::RingPosition<Shape::STAGES>& at,
-                                         const void* values, const void* scales, int boxes, int box, int row, int first,
-                                         int second) {
-  const uint32_t full =
-      shared.Keys().BeginFill(at, uint32_t(boxes) * box * (Shape::DIM + uint32_t(sizeof(float))));
+                                         const void* values, const void* scales, uint64_t policy, int boxes, int box,
+                                         int row, int first, int second) {
+  const uint32_t full = shared.Keys().BeginFill(at, uint32_t(boxes) * box * (Shape::DIM + uint32_t(sizeof(float))));
   for (int i = 0; i < boxes; ++i) {
     const int page = i == 0 ? first : second;
     const uint32_t tile = shared.Tile(at.stage) + i * box * hopper::SLAB_ROW_BYTES;
 #pragma unroll
     for (int slab = 0; slab < Shape::SLABS; ++slab) {
-      ptx::LoadBox(tile + slab * KEYS * hopper::SLAB_ROW_BYTES, values, full, slab * hopper::SLAB_ROW_BYTES, row, page);
+      ptx::LoadBox(tile + slab * KEYS * hopper::SLAB_ROW_BYTES, values, full, slab * hopper::SLAB_ROW_BYTES, row, page,
+                   policy);
     }
-    ptx::LoadBox(shared.Scales(at.stage) + i * box * uint32_t(sizeof(float)), scales, full, row, page, 0);
+    ptx::LoadBox(shared.Scales(at.stage) + i * box * uint32_t(sizeof(float)), scales, full, row, page, 0, policy);
   }
 }
 
@@ -71,6 +71,7 @@ __device__ __forceinline__ void ProduceKeys(const MqaLogitsParams& p, const Shar
                                             const void* scales) {
   const int lane = int(threadIdx.x) % 32, box = min(p.block_size, KEYS);
   const int shift = 31 - __clz(p.block_size), mask = p.block_size - 1;  // a power of two
+  const uint64_t policy = ptx::PolicyEvictFirst();  // no line that is read is read again; dirty ones stay longer
   hopper::RingPosition<Shape::STAGES> at;
   for (int i = 0; i < lane % FILL_LANES; ++i) at.Advance();
   Segments segments(p);
@@ -83,7 +84,7 @@ __device__ __forceinline__ void ProduceKeys(const MqaLogitsParams& p, const Shar
       const int first = pages.Of(entry), second = pages.Of(entry + 1);
       if (lane < FILL_LANES && key < segment.end) {
         const int boxes = box == KEYS || segment.end - key <= box ? 1 : KEYS / MIN_BLOCK;
-        LoadTile(shared, at, values, scales, boxes, box, key & mask, first, second);
+        LoadTile(shared, at, values, scales, policy, boxes, box, key & mask, first, second);
       }
       __syncwarp();
       const int loaded = min((segment.end - begin + KEYS - 1) / KEYS, FILL_LANES);
