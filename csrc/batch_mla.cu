@@ -51,6 +51,7 @@ PlanInput InputOf(const TensorView& qo_indptr, const TensorView& kv_indptr, cons
   in.num_kv_heads = 1;
   in.causal = causal;
   in.window_left = -1;
+  in.publishes_works = true;
   in.cuda_graph = enable_cuda_graph;
   in.max_rows = int32_t(max_rows >= 0 ? max_rows : in.qo_indptr[batch_size]);
   // A captured launch serves plans of one row for each request, whatever the first plan had: engines plan with fewer rows
@@ -102,7 +103,24 @@ Numbers batch_mla_plan_ext(TensorView float_ws, TensorView int_ws, TensorView, T
                   {float_ws, int_ws});
 }
 
+/// Return a plan as published releases number it (flashinfer.mla): byte offsets of arrays in the int workspace. Of works:
+/// first row of the request (2), first key (13), end of the keys (14), which engines rewrite, and their number, the entry
+/// [1] of the array at [15]. [3] - [2] is the size of these arrays. What has no counterpart here is 0.
+Numbers batch_mla_published_plan(Numbers plan_info) {
+  const PublishedWorks works = PublishedWorks::Of(ReadPlan(OP, plan_info));
+  int64_t numbers[18] = {1, 1, works.q_indptr, works.q_indptr + works.capacity * int64_t(sizeof(int32_t))};
+  numbers[13] = works.kv_start, numbers[14] = works.kv_end, numbers[15] = works.work_indptr;
+  return Numbers(numbers, numbers + 18);
+}
+
 namespace {
+
+/// Let the lists of a call end the keys of their items where the plan in the int workspace says.
+void SetEnds(CheckedCall& call, const PlanInfo& info, const TensorView& int_ws) {
+  const PublishedWorks works = PublishedWorks::Of(info);
+  call.decode_list.kv_ends = reinterpret_cast<const int32_t*>(int_ws.data_ptr<char>() + works.kv_end);
+  call.prefill_list.kv_ends = call.decode_list.kv_ends + works.prefill;
+}
 
 /// Set the tensors of a call in `p`. The caller sets all other members, before or after.
 void SetTensors(Params& p, const TensorView& q_nope, const Optional<TensorView>& q_pe, const TensorView& ckv_cache,
@@ -143,6 +161,7 @@ CheckedCall Check(const TensorView& float_ws, const TensorView& int_ws, const Nu
   p.window_left = -1;
   p.mask_mode = int32_t(mask_mode);
   CheckedCall call = CallOf(OP, p, info, float_ws, int_ws, q_nope);
+  SetEnds(call, info, int_ws);
   if (IS_MLA_SM90) SetPartials(call.decode_list, float_ws.data_ptr<char>(), info.prefill_partial, PREFILL_TILE);
   call.enable_pdl = enable_pdl;
   return call;
@@ -156,6 +175,29 @@ void batch_mla_run(TensorView float_ws, TensorView int_ws, Numbers plan_info, Te
                    int64_t page_size, double sm_scale, bool return_lse_base_on_e, bool enable_pdl) {
   LaunchLists<IS_MLA_SM90>(Check(float_ws, int_ws, plan_info, q_nope, q_pe, ckv_cache, kpe_cache, kv_indices, o, lse,
                                  mask_mode, num_heads, page_size, sm_scale, return_lse_base_on_e, enable_pdl));
+}
+
+/// Run with scales of an fp8 cache: `out_scale` multiplies the output, and `latent_scales` each key, 128 columns at a time.
+void batch_mla_run_scaled(TensorView float_ws, TensorView int_ws, Numbers plan_info, TensorView q_nope,
+                          Optional<TensorView> q_pe, TensorView ckv_cache, Optional<TensorView> kpe_cache,
+                          TensorView kv_indices, TensorView o, Optional<TensorView> lse, int64_t mask_mode,
+                          int64_t num_heads, int64_t page_size, double sm_scale, bool return_lse_base_on_e,
+                          bool enable_pdl, double out_scale, Optional<TensorView> latent_scales) {
+  CheckedCall call = Check(float_ws, int_ws, plan_info, q_nope, q_pe, ckv_cache, kpe_cache, kv_indices, o, lse,
+                           mask_mode, num_heads, page_size, sm_scale, return_lse_base_on_e, enable_pdl);
+  call.params.out_scale = float(out_scale);
+  if (latent_scales.has_value()) {
+    const TensorView& scales = *latent_scales;
+    const char* name = "ckv_scale_arr";
+    if (!IS_MLA_SM90 || DL_TYPE<Params::DTypeKV>.bits != 8) {
+      FLASHINFER_THROW(ArgumentError) << OP << ": " << name << " must be None in this module, got a tensor";
+    }
+    Expect(OP, name, scales).same_device(q_nope, "q_nope").dtype({dl_float32}).rank(3).contiguous();
+    Expect(OP, name, scales).dim(0, ckv_cache.size(0), "ckv_cache.shape[0]").dim(1, page_size, "page_size");
+    Expect(OP, name, scales).dim(2, Params::HEAD_DIM_VO / 128, "a scale for 128 columns");
+    call.params.latent_scales = scales.data_ptr<float>();
+  }
+  LaunchLists<IS_MLA_SM90>(call);
 }
 
 /// Run, and store the call in `record` for rerun().

@@ -126,9 +126,14 @@ def fa3_serves(
 
 
 def fa3_serves_mla(device: torch.device, q: torch.dtype, kv: torch.dtype, head_dim_ckv: int, head_dim_kpe: int) -> bool:
-    """Tell whether the Hopper kernels serve MLA: 16-bit data of DeepSeek's head dimensions on an SM90 GPU."""
-    fits = kv == q and q in (torch.float16, torch.bfloat16) and (head_dim_ckv, head_dim_kpe) == (512, 64)
-    return fits and has_fa3(device)
+    """Tell whether the Hopper kernels serve MLA on a device: types and head dimensions of DeepSeek's models, SM90."""
+    return mla_fits_fa3(q, kv, head_dim_ckv, head_dim_kpe) and has_fa3(device)
+
+
+def mla_fits_fa3(q: torch.dtype, kv: torch.dtype, head_dim_ckv: int, head_dim_kpe: int) -> bool:
+    """Tell whether the Hopper kernels of MLA have these types and head dimensions."""
+    has_types = (kv == q and q in (torch.float16, torch.bfloat16)) or (q, kv) == (torch.bfloat16, torch.float8_e4m3fn)
+    return has_types and head_dim_ckv == 512 and head_dim_kpe in (0, 64)
 
 
 def fa3_is_faster(rows: int, batch_size: int, mask_mode: int) -> bool:

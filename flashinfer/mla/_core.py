@@ -70,8 +70,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         int32 buffers that ``plan`` writes to in CUDA graph mode: ``(batch_size + 1,)`` twice, as many page ids as there
         may ever be, ``(batch_size,)``.
     backend : str
-        ``"auto"`` (the faster one), ``"fa2"``, or ``"fa3"``: kernels for SM90 only, for caches of the queries' dtype
-        and head dimensions 512 and 64.
+        ``"auto"`` (the faster one), ``"fa2"``, or ``"fa3"``: kernels for SM90 only, for head dimensions 512 and 64 or
+        0, and caches of the queries' dtype or, with bfloat16 queries, float8_e4m3fn.
 
     Examples
     --------
@@ -92,7 +92,10 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     _blackwell_auto_fallback_warned = False
     _declared: Optional[Declared] = None  # what plan declared of the calls of run; None: the older form of both
     _enable_pdl: Optional[bool] = None
-    _page_ranges: Optional[tuple[np.ndarray, np.ndarray]] = None  # page offsets and key counts of the requests
+    #: Row offsets, page offsets and key counts of the requests.
+    _page_ranges: Optional[tuple[np.ndarray, np.ndarray, np.ndarray]] = None
+    #: Numbers of the native plan. `_plan_info` has the published ones, through which engines find arrays of the plan.
+    _native_plan_info: Any = None
 
     _launched = ("q_nope", "ckv_cache", "kpe_cache", "out", "lse", "q_pe")
     _is_paged = True
@@ -191,12 +194,17 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
     ) -> None:
         """Plan a batch. Index arrays on the GPU are copied to the host in one transfer, which waits for the GPU.
 
+        ``_plan_info`` then has 18 numbers, of which engines read: 1 and 15, the number of works; 2 and 13, the first
+        row and the first key of each work; 14, the ends of their keys. In CUDA graph mode they may make ends smaller
+        between ``plan`` and ``run``, also between replays: keys behind them are left out.
+
         Parameters
         ----------
         qo_indptr : torch.Tensor
             ``(batch_size + 1,)``: rows of the queries of each request.
         kv_indptr : torch.Tensor
-            ``(batch_size + 1,)`` or longer: where the pages of each request begin in ``kv_indices``.
+            ``(batch_size + 1,)`` or longer: where the pages of each request begin in ``kv_indices``. One that is not
+            longer has as many pages for each request as its keys need.
         kv_indices : torch.Tensor
             Page ids; may be longer than needed.
         kv_len_arr : torch.Tensor
@@ -281,7 +289,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         self._plan_info = None  # if the rest fails, no valid plan remains
         self._declared = None if declared == Declared() else declared
         self._enable_pdl = enable_pdl
-        self._page_ranges = (pages, lengths)
+        self._page_ranges = (rows, pages, lengths)
         if self._use_cuda_graph:
             self._fill_graph_buffers(rows, pages, kv_indices, lengths)
         else:
@@ -293,7 +301,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         self._causal, self._page_size, self._sm_scale = causal, page_size, sm_scale
         self._num_heads, self._num_rows = num_heads, int(rows[-1])
         self._use_profiler = use_profiler
-        self._plan_info = self._native_plan(
+        self._native_plan_info = self._native_plan(
             self._cached_module.plan_ext,
             *as_tensors((rows, pages, lengths)),
             num_heads,
@@ -303,6 +311,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             self._use_cuda_graph,
             self._max_total_num_rows or self._num_rows,
         )
+        self._plan_info = tuple(self._cached_module.published_plan(self._native_plan_info))
         if self._use_cuda_graph and self._max_total_num_rows is None:
             self._max_total_num_rows = max(self._num_rows, lengths.size)  # as the planner in csrc/batch_mla.cu counts
 
@@ -311,6 +320,11 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         for name, value in sizes.items():
             if value is None:
                 raise TypeError(f"{op}: {name} must be given, got None")
+
+    @property
+    def _planned_backend(self) -> BatchMLAPagedAttentionWrapper:
+        """Where engines look for the int workspace of the plan: published releases have an object for each backend."""
+        return self
 
     def _module(self, kv_dtype: torch.dtype) -> Any:
         q_dtype = self._cached_q_data_type
@@ -344,22 +358,23 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         """Return the backend of a plan: with ``"auto"`` the Hopper kernels where they serve it and have full tiles.
 
         A CUDA graph keeps the backend of its first plan. With 16 rows a request, both read memory at the same speed.
+        For FP8 caches they were not compared: ``"fa3"`` must be asked for.
         """
         if self._requested_backend != "auto" or self._device_kind != "cuda" or self._max_total_num_rows is not None:
             return self._backend
-        return "fa3" if fills_tiles and fa3_serves_mla(self.device, q, kv, *dims) else "fa2"
+        return "fa3" if fills_tiles and kv == q and fa3_serves_mla(self.device, q, kv, *dims) else "fa2"
 
     def _check_fa3(self, q: torch.dtype, kv: torch.dtype, head_dim_ckv: int, head_dim_kpe: int) -> None:
         op = f"{self._op}.plan"
-        if kv != q or q not in (torch.float16, torch.bfloat16):
+        if kv != _FP8 and (kv != q or q not in (torch.float16, torch.bfloat16)):
             raise ArgumentError(
-                f"{op}: kv_data_type must be q_data_type, float16 or bfloat16, with backend 'fa3', got {kv} and {q}; "
-                "usable: fa2"
+                f"{op}: kv_data_type must be q_data_type, float16 or bfloat16, or float8_e4m3fn with backend 'fa3', "
+                f"got {kv} and {q}; usable: fa2"
             )
-        if (head_dim_ckv, head_dim_kpe) != (512, 64):
+        if head_dim_ckv != 512 or head_dim_kpe not in (0, 64):
             raise ArgumentError(
-                f"{op}: head_dim_ckv and head_dim_kpe must be 512 and 64 with backend 'fa3', got {head_dim_ckv} and "
-                f"{head_dim_kpe}; usable: fa2"
+                f"{op}: head_dim_ckv and head_dim_kpe must be 512 and 0 or 64 with backend 'fa3', got {head_dim_ckv} "
+                f"and {head_dim_kpe}; usable: fa2"
             )
 
     def _host_tables(
@@ -379,9 +394,17 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             raise ArgumentError(f"{op}: kv_indptr must have at least {batch_size + 1} elements, got {begins.size}")
         if page_size < 1:
             raise ArgumentError(f"{op}: page_size must be at least 1, got {page_size}")
-        begins = begins[: batch_size + 1]
         if lengths.size and lengths.min() < 0:
             raise ArgumentError(f"{op}: kv_len_arr must be 0 or more, got {lengths.min()}")
+        if begins.size == batch_size + 1 and begins[0] >= 0:  # negative offsets are refused by the native plan
+            counts, needed = np.diff(begins), -(-lengths // page_size)
+            if not np.array_equal(counts, needed):
+                at = int(np.flatnonzero(counts != needed)[0])
+                raise ArgumentError(
+                    f"{op}: CSR metadata page counts in kv_indptr must equal ceil(kv_len_arr / page_size). Request "
+                    f"{at} must have {needed[at]} pages, got {counts[at]}"
+                )
+        begins = begins[: batch_size + 1]
         return rows, begins, lengths
 
     def _fill_graph_buffers(
@@ -428,13 +451,13 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         page_table: Optional[torch.Tensor] = None,
         return_lse_base_on_e: bool = False,
         o_scale: Optional[float] = None,
-        # Keyword-only in the published package. vLLM takes that as the sign that its sparse backend for SM90 works,
-        # which rewrites parts of the plan: the parameter becomes keyword-only when `plan` publishes them.
-        ckv_scale_arr: Optional[torch.Tensor] = None,
+        # vLLM takes a keyword-only ckv_scale_arr as the sign that its sparse backend for SM90 works, which rewrites
+        # ends of works in the plan (tests/mla/test_engine_plan.py).
         *,
         query: Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor], None] = None,
         kv_cache: Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor], None] = None,
         ckv_scale: Optional[float] = None,
+        ckv_scale_arr: Optional[torch.Tensor] = None,
         kpe_scale: Optional[float] = None,
         sinks: Optional[torch.Tensor] = None,
         skip_softmax_threshold_scale_factor: Optional[float] = None,
@@ -469,7 +492,8 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             Scales of an FP8 cache: value = stored * scale.
         ckv_scale_arr : Optional[torch.Tensor]
             Instead of ``ckv_scale``: ``(num_pages, page_size, head_dim_ckv // 128)`` float32, a scale of each token and
-            128 columns. The pages of the batch are converted to bfloat16 before the kernel runs.
+            128 columns. The kernels of ``"fa3"`` scale keys while they convert them; for others the pages of the batch
+            are converted to bfloat16 first.
         query, kv_cache : Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor], None]
             Instead of the first four arguments: ``(q_nope, q_pe)`` and ``(ckv_cache, kpe_cache)``, or packed: one
             tensor with the columns of both.
@@ -718,27 +742,34 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         indices: Optional[torch.Tensor] = None  # None: page ids of the plan; an exported program would freeze them
         pages, sm_scale = self._kv_indices_buf, self._sm_scale if logits_scale is None else logits_scale
         assert pages is not None and sm_scale is not None
+        per_token: Optional[torch.Tensor] = None
+        out_scale, in_kernel = 1.0, self._backend == "fa3"
         if scales is not None:
-            q_pe, sm_scale = scales.fold(q_pe, sm_scale)
-            if scales.per_token is not None:
+            q_pe, sm_scale = scales.fold(q_pe, sm_scale, in_kernel)
+            if scales.per_token is not None and in_kernel:
+                per_token = scales.per_token
+            elif scales.per_token is not None:
                 ckv_cache, kpe_cache = scales.gather(ckv_cache, kpe_cache, pages, q_nope.dtype)
                 indices = range_buffer(pages.numel(), self.device)
-        tensors: list[Optional[torch.Tensor]] = [q_pe, indices]
-        numbers = [sm_scale, float(return_lse_base_on_e)]
+            out_scale = scales.ckv
+        tensors: list[Optional[torch.Tensor]] = [q_pe, indices, per_token]
+        numbers = [sm_scale, float(return_lse_base_on_e), out_scale if in_kernel else 1.0]
         launch = Launch(q_nope, ckv_cache, kpe_cache, out, lse, tensors, numbers)
         if scales is None and not self._use_profiler and not _is_compiling():
             self._launch_kept(launch, self._enable_pdl, 1.0)
         else:
             run_planned(self._handle, *launch, self._enable_pdl)
-        if scales is not None and scales.ckv != 1.0:
-            out.mul_(scales.ckv)
+        if out_scale != 1.0 and not in_kernel:
+            out.mul_(out_scale)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
     def _check_page_ids(self, kv_indices: Optional[torch.Tensor], ckv_cache: torch.Tensor) -> None:
         if (page_ids.VALIDATE or self._device_kind == "cpu") and self._page_ranges:
             assert kv_indices is not None
             num_pages, op = ckv_cache.shape[0], f"{self._op}.run"
-            page_ids.check_page_ids(op, kv_indices, *self._page_ranges, self._page_size, num_pages)
+            rows, begins, lengths = self._page_ranges
+            lengths = page_ids.lengths_of_works(rows, lengths, self._plan_info, self._int_workspace_buffer)
+            page_ids.check_page_ids(op, kv_indices, begins, lengths, self._page_size, num_pages)
 
     def _check_in_graph(self, launch: Launch) -> None:
         self._check_rows(f"{self._op}.run", launch.q.shape[0])
@@ -772,15 +803,18 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         return MLAState.of(self)
 
     def _native_call(self, launch: Launch, enable_pdl: bool) -> tuple[Any, str, tuple[Any, ...]]:
-        q, k, v, out, lse, (q_pe, indices), (sm_scale, natural) = launch
+        q, k, v, out, lse, (q_pe, indices, per_token), (sm_scale, natural, out_scale) = launch
         indices = self._kv_indices_buf if indices is None else indices
         module = self._cached_module
         if k.dtype != self._cached_kv_data_type:  # gather() converted the cache; the plan is valid for any cache dtype
             module = self._module(k.dtype)
-        where = (self._float_workspace_buffer, self._int_workspace_buffer, self._plan_info)
+        where = (self._float_workspace_buffer, self._int_workspace_buffer, self._native_plan_info)
         mask_mode = CAUSAL if self._causal else NON_CAUSAL
         numbers = (mask_mode, self._num_heads, self._page_size, sm_scale, bool(natural), enable_pdl)
-        return module, "run", (*where, q, q_pe, k, v, indices, out, lse, *numbers)
+        args = (*where, q, q_pe, k, v, indices, out, lse, *numbers)
+        if per_token is None and out_scale == 1.0:
+            return module, "run", args
+        return module, "run_scaled", (*args, out_scale, per_token)
 
 
 def __getattr__(name: str) -> Any:

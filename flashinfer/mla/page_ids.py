@@ -13,6 +13,28 @@ from .._runtime.knobs import knobs
 VALIDATE = knobs.validate_inputs
 
 
+def lengths_of_works(
+    rows: np.ndarray, lengths: np.ndarray, plan_info: tuple[int, ...], int_workspace: torch.Tensor
+) -> np.ndarray:
+    """Return the key counts of the requests as the plan in the workspace has them: engines may have made them smaller.
+
+    ``plan_info`` names the arrays of its works (``PublishedWorks`` of attention/plan/types.h).
+    """
+    if int_workspace.is_cuda and torch.cuda.is_current_stream_capturing():
+        return lengths
+    plan = int_workspace.view(-1).view(torch.uint8)
+
+    def read(offset: int, count: int) -> np.ndarray:
+        return plan[offset : offset + 4 * count].view(torch.int32).cpu().numpy()
+
+    count = int(read(plan_info[15], 2)[1])
+    ends = np.zeros_like(lengths)
+    if count and lengths.size:  # a request without rows has no work, and those with rows begin at different ones
+        requests = np.searchsorted(rows, read(plan_info[2], count), side="right") - 1
+        np.maximum.at(ends, np.clip(requests, 0, lengths.size - 1), read(plan_info[14], count))
+    return np.minimum(ends, lengths)
+
+
 def check_page_ids(
     op: str, kv_indices: torch.Tensor, begins: np.ndarray, lengths: np.ndarray, page_size: int, num_pages: int
 ) -> None:

@@ -69,13 +69,14 @@ class LatentScales:
             raise ArgumentError(f"{op}: ckv_scale_arr must be on {ckv_cache.device}, got {ckv_scale_arr.device}")
         return LatentScales(1.0, kpe, ckv_scale_arr)
 
-    def fold(self, q_pe: torch.Tensor, sm_scale: float) -> tuple[torch.Tensor, float]:
+    def fold(self, q_pe: torch.Tensor, sm_scale: float, in_kernel: bool) -> tuple[torch.Tensor, float]:
         """Fold the scales into q_pe and ``sm_scale``, so that the stored FP8 values give the right logits.
 
         ``sm_scale`` is multiplied by the scale of ckv, without rounding. ``q_pe`` is multiplied by ``kpe / ckv``, and
-        rounded, only if the two scales differ.
+        rounded, only if the two scales differ. With scales of tokens the kernel multiplies ckv by them
+        (``in_kernel``), or :meth:`gather` multiplies both caches.
         """
-        if self.per_token is not None:  # gather() multiplies both caches by their scales
+        if self.per_token is not None and not in_kernel:
             return q_pe, sm_scale
         if self.kpe != self.ckv and q_pe.numel():
             q_pe = q_pe * (self.kpe / self.ckv)

@@ -12,13 +12,15 @@ from flashinfer.compilation_context import sm90a_nvcc_flags
 from flashinfer.jit import env as jit_env
 from flashinfer.jit.attention import gen_batch_mla_module
 
-BF16 = torch.bfloat16
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 
-@pytest.mark.parametrize("unit", ["boxes", "rows", "launch"])
-def test_kernel(hopper, nvcc, tmp_path, unit):
-    """Pages copied by TMA, rows of other pages copied with cp.async, and the merge."""
-    spec = gen_batch_mla_module("fa3", BF16, BF16, BF16, torch.int32, 512, 64, False, device="cuda")
+@pytest.mark.parametrize(
+    "unit, stored, kpe", [("boxes", BF16, 64), ("rows", BF16, 64), ("launch", BF16, 64), ("rows", FP8, 0)]
+)
+def test_kernel(hopper, nvcc, tmp_path, unit, stored, kpe):
+    """Pages copied by TMA, rows of other pages copied with cp.async, rows that are converted, and the merge."""
+    spec = gen_batch_mla_module("fa3", BF16, stored, BF16, torch.int32, 512, kpe, False, device="cuda")
     for path, text in spec.generated.items():
         (tmp_path / path.name).write_text(text)
     includes = [f"-I{jit_env.FLASHINFER_INCLUDE_DIR}", f"-I{tmp_path}"]

@@ -14,9 +14,9 @@ namespace flashinfer {
 template <bool use_custom_mask>
 using Variant = DefaultAttention<false, false, false, false>;
 
-template <typename T>
-struct Latent : MlaParams<T, T, T, int32_t> {
-  static constexpr int HEAD_DIM_QK = 576, HEAD_DIM_VO = 512, HEAD_DIM_PE = 64;
+template <typename T, typename Stored = T, int PE = 64>
+struct Latent : MlaParams<T, Stored, T, int32_t> {
+  static constexpr int HEAD_DIM_QK = 512 + PE, HEAD_DIM_VO = 512, HEAD_DIM_PE = PE;
   static constexpr PosEncodingMode POS_ENCODING = PosEncodingMode::kNone;
   double sm_scale;
 };
@@ -33,6 +33,7 @@ using namespace flashinfer::attention;
 struct Batch {
   int32_t *qo_indptr, *kv_indptr, *kv_lens, *kv_indices;
   int64_t requests, heads, page_size, pages, causal, blocks;
+  int32_t* valid;  // keys of each row of q as rewritten after the plan, or null
 };
 
 struct Planned {
@@ -46,12 +47,20 @@ struct Planned {
     in.page_size = int32_t(b.page_size), in.num_qo_heads = int32_t(b.heads), in.num_kv_heads = 1;
     in.head_dim_vo = 512, in.causal = b.causal != 0, in.window_left = -1;
     in.decode_tile = mla::ROWS, in.decode_blocks = int32_t(b.blocks);
+    in.publishes_works = true;
     PlanOutput out;
     Planner(in, out).Run();
     const PlanInfo& info = out.info;
     lists.resize(info.int_bytes + 16), floats.resize(info.float_bytes + 16, char(0xff));
     char* const at = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(lists.data()) + 15) / 16 * 16);
     Planner::Write(out, at);
+    const PublishedWorks works = PublishedWorks::Of(info);
+    const auto array = [&](int64_t offset) { return reinterpret_cast<int32_t*>(at + offset); };
+    for (int i = 0; b.valid != nullptr && i < array(works.work_indptr)[1]; ++i) {
+      int32_t& end = array(works.kv_end)[i];
+      end = std::max(std::min(end, b.valid[array(works.q_indptr)[i]]), array(works.kv_start)[i]);
+    }
+    work.kv_ends = array(works.kv_end);
     const auto* const header = reinterpret_cast<const PlanHeader*>(at);
     work.items = reinterpret_cast<const WorkItem*>(at + info.decode_items);
     work.has_shares = true;
@@ -66,9 +75,12 @@ struct Planned {
   }
 };
 
-template <typename T>
-int Run(const Batch& b, T* q, T* q_pe, T* ckv, T* kpe, T* o, float* lse, double sm_scale) {
-  Latent<T> p{};
+template <typename T, typename Stored = T, int PE = 64>
+int Run(const Batch& b, T* q, T* q_pe, Stored* ckv, Stored* kpe, T* o, float* lse, double sm_scale,
+        const float* scales = nullptr, float out_scale = 1.f) {
+  using P = Latent<T, Stored, PE>;
+  P p{};
+  p.latent_scales = scales;
   p.q = q, p.q_pe = q_pe, p.k = p.v = ckv, p.k_pe = kpe, p.o = o, p.lse = lse;
   p.q_stride_h = p.o_stride_h = 512, p.q_stride_n = p.o_stride_n = b.heads * 512;
   p.q_pe_stride_h = 64, p.q_pe_stride_n = b.heads * 64;
@@ -78,9 +90,10 @@ int Run(const Batch& b, T* q, T* q_pe, T* ckv, T* kpe, T* o, float* lse, double 
   p.page_size = FastDivisor(uint32_t(b.page_size)), p.kv_heads = FastDivisor(1),
   p.group = FastDivisor(uint32_t(b.heads));
   p.num_qo_heads = int32_t(b.heads), p.num_kv_heads = 1;
-  p.window_left = -1, p.mask_mode = int32_t(b.causal), p.out_scale = p.lse_scale = 1.f, p.sm_scale = sm_scale;
+  p.window_left = -1, p.mask_mode = int32_t(b.causal), p.lse_scale = 1.f, p.sm_scale = sm_scale;
+  p.out_scale = out_scale;
   const Planned plan(b);
-  return int(LaunchAttention<Latent<T>, mla::ROWS, true, false>(p, plan.work, false, nullptr));
+  return int(LaunchAttention<P, mla::ROWS, true, false>(p, plan.work, false, nullptr));
 }
 
 EMULATION_EXPORT int mla_bf16(const Batch* b, __nv_bfloat16* q, __nv_bfloat16* q_pe, __nv_bfloat16* ckv,
@@ -90,6 +103,20 @@ EMULATION_EXPORT int mla_bf16(const Batch* b, __nv_bfloat16* q, __nv_bfloat16* q
 EMULATION_EXPORT int mla_f16(const Batch* b, __half* q, __half* q_pe, __half* ckv, __half* kpe, __half* o, float* lse,
                              double sm_scale) {
   return Run(*b, q, q_pe, ckv, kpe, o, lse, sm_scale);
+}
+EMULATION_EXPORT int mla_nope(const Batch* b, __nv_bfloat16* q, __nv_bfloat16* q_pe, __nv_bfloat16* ckv,
+                              __nv_bfloat16* kpe, __nv_bfloat16* o, float* lse, double sm_scale) {
+  return Run<__nv_bfloat16, __nv_bfloat16, 0>(*b, q, q_pe, ckv, kpe, o, lse, sm_scale);
+}
+EMULATION_EXPORT int mla_fp8(const Batch* b, __nv_bfloat16* q, __nv_bfloat16* q_pe, __nv_fp8_e4m3* ckv,
+                             __nv_fp8_e4m3* kpe, __nv_bfloat16* o, float* lse, double sm_scale, const float* scales,
+                             double out_scale) {
+  return Run(*b, q, q_pe, ckv, kpe, o, lse, sm_scale, scales, float(out_scale));
+}
+EMULATION_EXPORT int mla_fp8_nope(const Batch* b, __nv_bfloat16* q, __nv_bfloat16* q_pe, __nv_fp8_e4m3* ckv,
+                                  __nv_fp8_e4m3* kpe, __nv_bfloat16* o, float* lse, double sm_scale,
+                                  const float* scales, double out_scale) {
+  return Run<__nv_bfloat16, __nv_fp8_e4m3, 0>(*b, q, q_pe, ckv, kpe, o, lse, sm_scale, scales, float(out_scale));
 }
 /// Return the number of items and of merges of a plan, as items * 1000 + merges.
 EMULATION_EXPORT int mla_counts(const Batch* b) {

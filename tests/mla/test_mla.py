@@ -283,7 +283,8 @@ def test_bad_scales(device):
         with pytest.raises(ValueError, match=text):
             wrapper.run(*batch.arguments, **scales)
     parameters = inspect.signature(BatchMLAPagedAttentionWrapper.run).parameters
-    assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in ("ckv_scale", "kpe_scale"))
+    names = ("ckv_scale", "ckv_scale_arr", "kpe_scale")
+    assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in names)
 
 
 def test_what_an_fp8_cache_needs_is_said_before_what_the_backend_needs():
@@ -293,10 +294,17 @@ def test_what_an_fp8_cache_needs_is_said_before_what_the_backend_needs():
         wrapper._check_types(F16, FP8, 512, 64)
 
 
-def test_sparse_backends_are_not_offered():
-    """vLLM chooses its sparse backend for SM90, whose `plan` fails here, where `ckv_scale_arr` is keyword-only."""
-    parameter = inspect.signature(BatchMLAPagedAttentionWrapper.run).parameters["ckv_scale_arr"]
-    assert parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+def test_page_counts():
+    """Pages of a request are those that its keys need, unless page offsets are longer than the batch."""
+    batch = Latent("cpu", 16, [1, 1], [30, 5])
+    rows, pages, indices, lens = batch.tables
+    lens = lens - torch.tensor([20, 0], dtype=torch.int32)
+    sizes = (HEADS, CKV, KPE, 16, False, SCALE, F16, F16)
+    wrapper = BatchMLAPagedAttentionWrapper(workspace("cpu"))
+    text = r"page counts in kv_indptr must equal ceil\(kv_len_arr / page_size\)\. Request 0 must have 1 pages, got 2"
+    with pytest.raises(ValueError, match=text):
+        wrapper.plan(rows, pages, indices, lens, *sizes)
+    wrapper.plan(rows, torch.cat([pages, pages[-1:]]), indices, lens, *sizes)
 
 
 def test_bad_wrappers(device):
@@ -337,7 +345,7 @@ def test_warning_on_blackwell(monkeypatch):
 
 
 def test_hopper_backend(monkeypatch):
-    """Only an SM90 device has the kernels of "fa3", which take 16-bit caches of 512 and 64 columns."""
+    """Only an SM90 device has the kernels of "fa3", which take caches of 512 and 64 or 0 columns."""
 
     class Buffer:
         is_cuda, device = True, torch.device("cuda")
@@ -351,16 +359,14 @@ def test_hopper_backend(monkeypatch):
         resolve(workspace("cpu"), "fa3")
     wrapper = BatchMLAPagedAttentionWrapper(workspace("cpu"))
     wrapper._backend = wrapper._requested_backend = "fa3"
-    with pytest.raises(
-        ArgumentError, match=r"kv_data_type must be q_data_type, .*got torch.float8_e4m3fn.*usable: fa2"
-    ):
-        Latent("cpu", 16, [1], [3], dtype=BF16, kv_dtype=FP8).plan(wrapper)
-    with pytest.raises(ArgumentError, match="must be 512 and 64 with backend 'fa3', got 512 and 0; usable: fa2"):
-        Latent("cpu", 16, [1], [3], kpe=0).plan(wrapper)
+    with pytest.raises(ArgumentError, match=r"kv_data_type must be q_data_type, .*got torch.bfloat16.*usable: fa2"):
+        Latent("cpu", 16, [1], [3], dtype=F16, kv_dtype=BF16).plan(wrapper)
+    with pytest.raises(ArgumentError, match="must be 512 and 0 or 64 with backend 'fa3', got 512 and 32; usable: fa2"):
+        Latent("cpu", 16, [1], [3], kpe=32).plan(wrapper)
     for device, dtypes, dims, text in (
         ("cpu", (F16,) * 3, (512, 64), "backend 'fa3' is not available on cpu"),
-        ("cuda", (BF16, FP8, BF16), (512, 64), "must be all float16 or all bfloat16"),
-        ("cuda", (F16,) * 3, (256, 64), "must be 512 and 64 for backend 'fa3', got 256 and 64"),
+        ("cuda", (F16, FP8, F16), (512, 64), "must be all float16 or all bfloat16"),
+        ("cuda", (F16,) * 3, (256, 64), "must be 512 and 0 or 64 for backend 'fa3', got 256 and 64"),
     ):
         with pytest.raises((ArgumentError, BackendSupportedError), match=text):
             gen_batch_mla_module("fa3", *dtypes, torch.int32, *dims, False, device=device)

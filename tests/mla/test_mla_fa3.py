@@ -10,7 +10,7 @@ from flashinfer import BatchMLAPagedAttentionWrapper
 
 from ..graphs import capture
 from ..hopper.devices import needs_hopper
-from .latent import BF16, F16, Latent, close, workspace
+from .latent import BF16, F16, FP8, Latent, close, workspace
 
 pytestmark = needs_hopper
 TOLERANCE = {F16: 2e-3, BF16: 1e-2}
@@ -73,3 +73,36 @@ def test_cuda_graph():
     graph.replay()
     count = len(second.q_nope)
     close((out[:count], lse[:count]), second.expected(True), TOLERANCE[BF16])
+
+
+@pytest.mark.parametrize("kpe", [64, 0])
+@pytest.mark.parametrize("page_size", [1, 5, 64])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_fp8_cache(heads, page_size, kpe):
+    """One scale of the cache, and scales of keys and 128 columns."""
+    batch = Latent("cuda", page_size, kpe=kpe, dtype=BF16, kv_dtype=FP8, heads=heads)
+    wrapper = batch.plan(BatchMLAPagedAttentionWrapper(workspace("cuda"), backend="fa3"), True)
+    result = wrapper.run(*batch.arguments, return_lse=True, ckv_scale=0.5, kpe_scale=0.25)
+    close(result, batch.expected(True, batch.ckv.float() * 0.5, batch.kpe.float() * 0.25), 2e-2)
+    scales = 0.25 + torch.rand(len(batch.ckv), 4, device="cuda")
+    array = batch.pages.scatter(scales.unsqueeze(1), "NHD").squeeze(2).contiguous()
+    ckv = batch.ckv.float() * scales.repeat_interleave(128, -1).unsqueeze(1)
+    result = wrapper.run(*batch.arguments, return_lse=True, ckv_scale_arr=array, kpe_scale=0.5)
+    close(result, batch.expected(True, ckv, batch.kpe.float() * 0.5), 2e-2)
+
+
+def test_fp8_splits():
+    """Few requests of many keys, whose parts are merged; zeros give exactly zero."""
+    batch = Latent("cuda", 16, [1, 2], [9000, 3000], kpe=0, dtype=BF16, kv_dtype=FP8)
+    wrapper = batch.plan(BatchMLAPagedAttentionWrapper(workspace("cuda"), backend="fa3"))
+    result = wrapper.run(*batch.arguments, return_lse=True, ckv_scale=0.7, kpe_scale=1.0)
+    close(result, batch.expected(ckv=batch.ckv.float() * 0.7), 2e-2)
+    zeros = [x.zero_() for x in batch.caches]
+    assert not wrapper.run(batch.q_nope, batch.q_pe, *zeros, ckv_scale=0.7, kpe_scale=1.0).any()
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_without_rotary_columns(page_size, dtype):
+    batch = Latent("cuda", page_size, kpe=0, dtype=dtype)
+    close(run(batch, True), batch.expected(True), TOLERANCE[dtype])

@@ -326,10 +326,14 @@ class AttentionModule:
             }
         if self.is_sm90:
             resident = [(_PREFILL_TILE, "MaxActiveMlaSm90Blocks<Params>")]
+            launch = {f"{self.kind}_launch.cu": self._unit("mla_sm90/launch.cuh", kernels)}
+            if self.dtype_kv != self.dtype_q:  # converted row by row, whatever the page size
+                rows = self._unit("mla_sm90/kernel.cuh", resident=resident, mla_pages=["true"])
+                return {f"{self.kind}_rows.cu": rows, **launch}
             return {
                 f"{self.kind}_boxes.cu": self._unit("mla_sm90/kernel.cuh", resident=resident, mla_pages=["false"]),
                 f"{self.kind}_rows.cu": self._unit("mla_sm90/kernel.cuh", mla_pages=["true"]),
-                f"{self.kind}_launch.cu": self._unit("mla_sm90/launch.cuh", kernels),
+                **launch,
             }
         units = {f"{self.kind}_merge.cu": self._unit("common/merge.cuh", merges=self.tiles)}
         if self.has_fused:

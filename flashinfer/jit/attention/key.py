@@ -105,14 +105,18 @@ class AttentionKey:
 
     def _check_sm90_mla(self, device: str) -> None:
         op, dtypes = "gen_batch_mla_module", (self.dtype_q, self.dtype_kv, self.dtype_o)
+        is_fp8 = dtypes == (torch.bfloat16, torch.float8_e4m3fn, torch.bfloat16)
         if device != "cuda":
             raise BackendSupportedError(f"{op}: backend 'fa3' is not available on {device}; usable here: fa2")
-        if len(set(dtypes)) > 1 or self.dtype_q not in (torch.float16, torch.bfloat16):
-            raise ArgumentError(f"{op}: the dtypes must be all float16 or all bfloat16 for backend 'fa3', got {dtypes}")
-        if (self.head_dim_vo, self.head_dim_kpe) != (512, 64):
+        if not is_fp8 and (len(set(dtypes)) > 1 or self.dtype_q not in (torch.float16, torch.bfloat16)):
             raise ArgumentError(
-                f"{op}: head_dim_ckv and head_dim_kpe must be 512 and 64 for backend 'fa3', got {self.head_dim_vo} and "
-                f"{self.head_dim_kpe}"
+                f"{op}: the dtypes must be all float16 or all bfloat16 for backend 'fa3', or dtype_kv float8_e4m3fn "
+                f"with bfloat16, got {dtypes}"
+            )
+        if self.head_dim_vo != 512 or self.head_dim_kpe not in (0, 64):
+            raise ArgumentError(
+                f"{op}: head_dim_ckv and head_dim_kpe must be 512 and 0 or 64 for backend 'fa3', got "
+                f"{self.head_dim_vo} and {self.head_dim_kpe}"
             )
 
     @property

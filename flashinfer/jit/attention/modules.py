@@ -108,6 +108,10 @@ def gen_mla_modules(backend: str = "cuda") -> Iterator[JitSpec]:
         yield gen_batch_mla_module("fa2", dtype, dtype, dtype, torch.int32, 512, 64, False, device=backend)
         if backend == "cuda" and has_hopper_target():
             yield gen_batch_mla_module("fa3", dtype, dtype, dtype, torch.int32, 512, 64, False, device=backend)
+    if backend == "cuda" and has_hopper_target():  # what engines plan for sparse attention
+        bf16, fp8 = torch.bfloat16, torch.float8_e4m3fn
+        for kv, kpe in ((bf16, 0), (fp8, 0), (fp8, 64)):
+            yield gen_batch_mla_module("fa3", bf16, kv, bf16, torch.int32, 512, kpe, False, device=backend)
 
 
 def __getattr__(name: str) -> Any:

@@ -123,7 +123,7 @@ def batch_mla(
     head_dim_kpe: int,
     use_profiler: bool,
 ) -> AttentionKey:
-    """MLA over a paged cache. ``"fa3"``: for SM90, 16-bit caches, 512 and 64 columns."""
+    """MLA over a paged cache. ``"fa3"``: for SM90, 512 and 0 or 64 columns."""
     dtypes, dims = (dtype_q, dtype_kv, dtype_o, dtype_idx), (head_dim_ckv, head_dim_ckv)
     return AttentionKey("batch_mla", *dtypes, *dims, head_dim_kpe=head_dim_kpe, backend=backend)
 

@@ -82,6 +82,8 @@ struct MlaParams : AttentionParams<DTypeQ, DTypeKV, DTypeO, IdType> {
   int64_t q_pe_stride_n, q_pe_stride_h;
   int64_t k_pe_stride_page, k_pe_stride_n;
   int64_t num_pages;  ///< pages of the cache
+  /// Hopper, fp8 cache: scales of each key and 128 columns, [pages, page_size, columns / 128] contiguous; or null.
+  const float* latent_scales;
 };
 
 namespace attention {
@@ -126,8 +128,10 @@ struct WorkList {
   /// item.
   int32_t late_blocks;
   bool is_by_head;  ///< Hopper prefill kernel: all items of a head precede those of the next, so that L2 keeps its keys
-  int32_t* arrivals;      ///< finished parts of each merge (and head); 0 between launches. Null: LaunchMerge merges
-  bool in_clusters;       ///< the blocks of a cluster hold all parts of a tile and merge them (LaunchDecode)
+  int32_t* arrivals;  ///< finished parts of each merge (and head); 0 between launches. Null: LaunchMerge merges
+  bool in_clusters;   ///< the blocks of a cluster hold all parts of a tile and merge them (LaunchDecode)
+  /// Ends of the items' keys as serving engines rewrote them in a plan of MLA (PublishedWorks); null: those of the items.
+  const int32_t* kv_ends;
   bool reads_past_cache;  ///< load keys with evict-first so that they do not displace other data in L2
   const MergeItem* merges;
   const int32_t* num_merges;

@@ -52,6 +52,9 @@ __device__ __forceinline__ WorkItem ListItem(const Params& p, const WorkList& wo
     item.kv_len = int(p.get_kv_len(item.request));
     item.kv_end = min(item.kv_end, item.kv_len);
   }
+  if constexpr (Params::SHARED_KV) {
+    if (work.kv_ends != nullptr) item.kv_end = min(item.kv_end, max(__ldg(work.kv_ends + unit), item.kv_start));
+  }
   item.kv_head = head;
   if (item.slot >= 0) item.slot += head;
   if (item.next >= 0) item.next = item.next * p.num_kv_heads + head;

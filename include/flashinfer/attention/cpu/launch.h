@@ -48,7 +48,10 @@ FLASHINFER_OUTLINED void RunWork(const Params& params, const WorkList& work, int
     } else {
       const int32_t head = block % heads;
       for (int32_t i = block / heads; i >= 0; i = work.items[i].next) {
-        const WorkItem& item = work.items[i];
+        WorkItem item = work.items[i];
+        if constexpr (Params::SHARED_KV) {
+          if (work.kv_ends != nullptr) item.kv_end = std::min(item.kv_end, std::max(work.kv_ends[i], item.kv_start));
+        }
         runner.Run(item, head, item.slot < 0 ? -1 : item.slot + head);
       }
     }

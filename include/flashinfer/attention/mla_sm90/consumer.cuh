@@ -36,10 +36,11 @@ template <typename T>
 constexpr ptx::WgmmaType TYPE_OF = std::is_same_v<T, __half> ? ptx::WgmmaType::kF16 : ptx::WgmmaType::kBf16;
 
 /// Products and barriers of warpgroup GROUP. COPIED: keys come with cp.async, which the tensor cores see after a fence,
-/// and without rows to clear.
-template <typename T, int GROUP, bool COPIED>
+/// and without rows to clear. ROTATED: keys have rotary columns; without them their slab holds weights only.
+template <typename T, int GROUP, bool COPIED, bool ROTATED = true>
 struct Consumer {
   static constexpr ptx::WgmmaType TYPE = TYPE_OF<T>;
+  static constexpr int FIRST = ROTATED ? 0 : 1;  // place of the first slab that scores take (SlabAt)
   static constexpr int OTHER = 1 - GROUP;
   const Shared shared;
   const float scale;              // sm_scale * log2(e)
@@ -102,12 +103,13 @@ struct Consumer {
     for (int i = 0; i < SLABS; ++i) {
       const int slab = SlabAt(i);
       WaitSlab(here, GROUP, slab);
+      if (i < FIRST) continue;
       ptx::WgmmaFence();  // again after each wait, whose loop ends the sequence of products for ptxas
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         const uint32_t at = slab * SLAB_BYTES + step * hopper::WGMMA_K_BYTES;
         const uint64_t b = hopper::AdvanceDescriptor(k, at);
-        ptx::Wgmma<TYPE, KEYS>::Run(s, hopper::AdvanceDescriptor(q, at), b, i + step > 0);
+        ptx::Wgmma<TYPE, KEYS>::Run(s, hopper::AdvanceDescriptor(q, at), b, i + step > FIRST);
       }
     }
     ptx::WgmmaCommit();
@@ -215,8 +217,8 @@ struct RowState {
 
 /// Attend to all keys of an item, of which there is at least one: warpgroup 0. Every part of the code exists once: most
 /// launches find no instruction in the caches.
-template <typename T, bool COPIED>
-__device__ __forceinline__ void Attend(Consumer<T, 0, COPIED>& c, float (&o)[HALF / 2], RowState& state,
+template <typename T, bool COPIED, bool ROTATED>
+__device__ __forceinline__ void Attend(Consumer<T, 0, COPIED, ROTATED>& c, float (&o)[HALF / 2], RowState& state,
                                        const WorkItem& item, const Limits& limits) {
 #pragma unroll 1
   for (int key = item.kv_start; key < item.kv_end; key += 2 * KEYS) {
@@ -247,8 +249,8 @@ __device__ __forceinline__ void Attend(Consumer<T, 0, COPIED>& c, float (&o)[HAL
 }
 
 /// Multiply the weights of the first block of a pair, whose keys have all landed once the weights are given: warpgroup 1.
-template <typename T, bool COPIED>
-__device__ __forceinline__ void IssueFirst(Consumer<T, 1, COPIED>& c, float (&o)[HALF / 2], RowState& state,
+template <typename T, bool COPIED, bool ROTATED>
+__device__ __forceinline__ void IssueFirst(Consumer<T, 1, COPIED, ROTATED>& c, float (&o)[HALF / 2], RowState& state,
                                            uint32_t (&words)[16]) {
   c.WaitOther();
   c.Sync(NamedBarrier::kFirstWeights);
@@ -259,8 +261,8 @@ __device__ __forceinline__ void IssueFirst(Consumer<T, 1, COPIED>& c, float (&o)
 }
 
 /// Attend to all keys of an item: warpgroup 1.
-template <typename T, bool COPIED>
-__device__ __forceinline__ void Attend(Consumer<T, 1, COPIED>& c, float (&o)[HALF / 2], RowState& state,
+template <typename T, bool COPIED, bool ROTATED>
+__device__ __forceinline__ void Attend(Consumer<T, 1, COPIED, ROTATED>& c, float (&o)[HALF / 2], RowState& state,
                                        const WorkItem& item, const Limits& limits) {
   int own = item.kv_start + KEYS;
   if (own >= item.kv_end) c.ReleaseQuery();

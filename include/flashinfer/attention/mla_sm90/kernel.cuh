@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA decode on SM90 with TMA and wgmma: 16-bit queries and caches, 512 latent and 64 rotary columns. Bound by reading
-// keys, and with many heads by the products of scores and outputs.
+// MLA decode on SM90 with TMA and wgmma: 512 latent columns, and 64 or no rotary ones. Queries have 16 bits, and caches the
+// same type or e4m3, which the producer converts. Bound by reading keys, and with many heads by the products of scores and
+// outputs.
 //
 // The decode list of the planner, with tiles of 64 rows, is split over one block per SM. A producer warpgroup loads
 // queries and keys of all items of the block (producer.cuh), so that keys of the next item arrive while
@@ -33,7 +34,8 @@ struct Maps {
 /// Compute all items of the block: consumer warpgroup GROUP.
 template <int GROUP, bool COPIED, typename Params>
 __device__ __forceinline__ void Consume(const Params& p, const WorkList& work, const Shared& shared) {
-  Consumer<typename Params::DTypeQ, GROUP, COPIED> consumer{shared, float(p.sm_scale * 1.44269504088896340736)};
+  Consumer<typename Params::DTypeQ, GROUP, COPIED, (Params::HEAD_DIM_PE > 0)> consumer{
+      shared, float(p.sm_scale * 1.44269504088896340736)};
   uint32_t query_parity = 0;
   ItemList<Params> list(p, work);
   for (WorkItem item = list.First(); item.request >= 0;) {
@@ -66,7 +68,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     MlaSm90Kernel(const __grid_constant__ Params p, const __grid_constant__ WorkList work,
                   const __grid_constant__ RowStrides<Params> strides, const __grid_constant__ Maps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Loader = std::conditional_t<COPIED, RowLoader<Params>, BoxLoader<Params>>;
+  using Copying = std::conditional_t<IS_FP8<typename Params::DTypeKV>, ConvertingLoader<Params>, RowLoader<Params>>;
+  using Loader = std::conditional_t<COPIED, Copying, BoxLoader<Params>>;
   extern __shared__ char dynamic[];
   const hopper::AlignedMemory memory = hopper::Aligned(dynamic);
   const Shared shared{memory.base, reinterpret_cast<char*>(memory.data)};
@@ -126,9 +129,11 @@ Status LaunchPages(const Params& params, const WorkList& work, bool enable_pdl, 
     Status status = mla::EncodePages(&maps.latent, params.k, mla::LATENT, params.page_size, params.num_pages,
                                      params.k_stride_page, params.k_stride_n);
     if (status != cudaSuccess) return status;
-    status = mla::EncodePages(&maps.rotary, params.k_pe, mla::ROTARY, params.page_size, params.num_pages,
-                              params.k_pe_stride_page, params.k_pe_stride_n);
-    if (status != cudaSuccess) return status;
+    if constexpr (Params::HEAD_DIM_PE > 0) {
+      status = mla::EncodePages(&maps.rotary, params.k_pe, mla::ROTARY, params.page_size, params.num_pages,
+                                params.k_pe_stride_page, params.k_pe_stride_n);
+      if (status != cudaSuccess) return status;
+    }
   }
   return device::LaunchBlocks<mla::MlaSm90Kernel<Params, COPIED>, mla::THREADS, mla::Shared::BYTES>(
       work.blocks, enable_pdl, stream, params, work, RowStrides<Params>(params), maps);
@@ -137,7 +142,8 @@ Status LaunchPages(const Params& params, const WorkList& work, bool enable_pdl, 
 /// Number of blocks that the current device runs at once.
 template <typename Params>
 int MaxActiveMlaSm90Blocks() {
-  return device::MaxActiveBlocksOf<mla::MlaSm90Kernel<Params, false>, mla::THREADS, mla::Shared::BYTES>();
+  constexpr bool COPIED = IS_FP8<typename Params::DTypeKV>;  // the only kernel of such a module
+  return device::MaxActiveBlocksOf<mla::MlaSm90Kernel<Params, COPIED>, mla::THREADS, mla::Shared::BYTES>();
 }
 
 }  // namespace attention

@@ -95,15 +95,21 @@ Status LaunchPages(const Params& params, const WorkList& work, bool enable_pdl, 
 /// Run the items of `work` and merge split tiles. Each row of each tensor must be aligned to 16 bytes.
 template <typename Params, int TILE, bool PAGED, bool ALL_MASKED>
 Status LaunchAttention(const Params& params, const WorkList& work, bool enable_pdl, Stream stream) {
-  static_assert(Params::HEAD_DIM_VO == mla::LATENT && Params::HEAD_DIM_PE == mla::ROTARY, "columns of the kernel");
+  static_assert(Params::HEAD_DIM_VO == mla::LATENT, "columns of the kernel");
+  static_assert(Params::HEAD_DIM_PE == mla::ROTARY || Params::HEAD_DIM_PE == 0, "columns of the kernel");
   static_assert(TILE == mla::ROWS && PAGED && !ALL_MASKED, "the only form of the kernel");
   if (work.blocks == 0) return cudaSuccess;
   const bool is_aligned = RowsAligned(params) && IsAligned(params.q_pe, 16) && params.q_pe_stride_n % 8 == 0 &&
                           params.q_pe_stride_h % 8 == 0;
-  if (!is_aligned) return cudaErrorMisalignedAddress;
-  const Status status = mla::PagesAreBoxes(int(params.page_size.divisor))
-                            ? LaunchPages<Params, false>(params, work, enable_pdl, stream)
-                            : LaunchPages<Params, true>(params, work, enable_pdl, stream);
+  if (!is_aligned || !IsAligned(params.latent_scales, 16)) return cudaErrorMisalignedAddress;
+  Status status;
+  if constexpr (IS_FP8<typename Params::DTypeKV>) {
+    status = LaunchPages<Params, true>(params, work, enable_pdl, stream);
+  } else {
+    status = mla::PagesAreBoxes(int(params.page_size.divisor))
+                 ? LaunchPages<Params, false>(params, work, enable_pdl, stream)
+                 : LaunchPages<Params, true>(params, work, enable_pdl, stream);
+  }
   if (status != cudaSuccess || work.merge_blocks == 0) return status;
   return work.merge_blocks <= mla::FEW_TILES ? mla::LaunchMerge<4>(params, work, enable_pdl, stream)
                                              : mla::LaunchMerge<1>(params, work, enable_pdl, stream);

@@ -28,6 +28,7 @@ class Planner {
 
   void Run() {
     out_.Clear();
+    out_.publishes_works = in_.publishes_works;
     out_.info.is_by_head = false;
     decode_blocks_ = in_.decode_blocks;
     ChoosePrefillTile();
@@ -87,6 +88,7 @@ class Planner {
     Put(buffer + out.info.decode_merges, out.decode_merges);
     Put(buffer + out.info.prefill_items, out.prefill);
     Put(buffer + out.info.prefill_merges, out.prefill_merges);
+    if (out.publishes_works) WriteWorks(out, buffer);
   }
 
  private:
@@ -94,6 +96,30 @@ class Planner {
   static void Put(char* to, const List<T>& list) {
     const char* const from = reinterpret_cast<const char*>(list.begin());
     if (list.Size() > 0 && from != to) std::memmove(to, from, list.Size() * sizeof(T));
+  }
+
+  /// Write the arrays of PublishedWorks. Entries that belong to no item get zeros.
+  static void WriteWorks(const PlanOutput& out, char* buffer) {
+    const PublishedWorks at = PublishedWorks::Of(out.info);
+    auto* const rows = reinterpret_cast<int32_t*>(buffer + at.q_indptr);
+    auto* const starts = reinterpret_cast<int32_t*>(buffer + at.kv_start);
+    auto* const ends = reinterpret_cast<int32_t*>(buffer + at.kv_end);
+    auto* const counts = reinterpret_cast<int32_t*>(buffer + at.work_indptr);
+    int64_t count = 0;
+    auto write = [&](const WorkItem* items, size_t size) {
+      for (size_t i = 0; i < size; ++i, ++count) {
+        const bool has_work = items[i].request >= 0;
+        rows[count] = has_work ? items[i].qo_begin : 0;
+        starts[count] = has_work ? items[i].kv_start : 0;
+        ends[count] = has_work ? items[i].kv_end : 0;
+      }
+    };
+    write(reinterpret_cast<const WorkItem*>(buffer + out.info.decode_items), out.decode.Size());
+    if (out.prefill.Size() > 0) {
+      for (; count < at.prefill; ++count) rows[count] = starts[count] = ends[count] = 0;
+      write(reinterpret_cast<const WorkItem*>(buffer + out.info.prefill_items), out.prefill.Size());
+    }
+    counts[0] = 0, counts[1] = int32_t(count);
   }
 
   int32_t QoBegin(int32_t b) const { return in_.qo_indptr != nullptr ? in_.qo_indptr[b] : b * in_.uniform_qo_len; }
@@ -545,6 +571,7 @@ class Planner {
     info.prefill_blocks = prefill_items * heads;
     info.decode_merge_blocks = decode_merges * heads;
     info.prefill_merge_blocks = prefill_merges * heads;
+    if (in_.publishes_works) at = PublishedWorks(at, decode_items, prefill_items).End();
     info.int_bytes = at;
     at = 0;
     place(decode_slots * SlotBytes(in_.decode_tile));

@@ -31,6 +31,7 @@ struct PlanInput {
   bool all_partial;  ///< tiles of a single item get a slot and a merge too (fused/plan.h)
   bool cuda_graph;
   int32_t max_rows;          ///< upper bound of the rows of q over all plans of this graph
+  bool publishes_works;      ///< the plan ends with the arrays of PublishedWorks
   bool keeps_indptr;         ///< the plan stores kv_indptr and qo_indptr after its header (IndptrOffset)
   int64_t float_bytes;       ///< size of the float workspace, 0 if unknown; bounds the fixed splits of a graph
   int32_t decode_tile;       ///< rows of a decode tile; 0: the backend has no decode kernel
@@ -67,6 +68,36 @@ struct PlanInfo {
   }
 };
 static_assert(sizeof(PlanInfo) == PLAN_INFO_SIZE * sizeof(int64_t), "what Python stores");
+
+inline int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t AlignUp(int64_t a) { return DivideUp(a, 16) * 16; }
+
+/// Arrays of int32 at the end of a plan of MLA, which serving engines read, and of which they rewrite `kv_end`. A work is
+/// an item of the decode list or, after `prefill` entries, of the prefill list. Offsets are bytes from the start of the
+/// int workspace; they are the same for all plans of a CUDA graph.
+struct PublishedWorks {
+  int64_t capacity;     ///< entries of the first three arrays
+  int64_t prefill;      ///< first entry of the prefill list
+  int64_t q_indptr;     ///< first row of the request in q
+  int64_t kv_start;     ///< first key
+  int64_t kv_end;       ///< end of the keys; a smaller number leaves out keys, down to none
+  int64_t work_indptr;  ///< 0, number of works
+
+  PublishedWorks(int64_t begin, int64_t decode_items, int64_t prefill_items)
+      : capacity(decode_items + prefill_items), prefill(decode_items) {
+    const int64_t bytes = AlignUp(capacity * int64_t(sizeof(int32_t)));
+    q_indptr = begin, kv_start = begin + bytes, kv_end = begin + 2 * bytes, work_indptr = begin + 3 * bytes;
+  }
+  int64_t End() const { return work_indptr + AlignUp(2 * sizeof(int32_t)); }
+
+  /// Arrays of a plan that has them. The lists of items are as long as the places between the offsets.
+  static PublishedWorks Of(const PlanInfo& info) {
+    const int64_t decode = (info.decode_tickets - info.decode_items) / int64_t(sizeof(WorkItem));
+    const int64_t prefill = (info.prefill_merges - info.prefill_items) / int64_t(sizeof(WorkItem));
+    return PublishedWorks(info.int_bytes - PublishedWorks(0, decode, prefill).End(), decode, prefill);
+  }
+};
+static_assert(sizeof(WorkItem) % 16 == 0, "a list ends where its last item does");
 
 /// Counts at the start of the int workspace, which kernels read. decode_items is the number of shares if the list has
 /// them.
@@ -135,15 +166,13 @@ struct PlanOutput {
   List<MergeItem> decode_merges, prefill_merges;
   List<WorkItem> tiles, sorted;  ///< scratch
   int32_t decode_slots, prefill_slots;
+  bool publishes_works;  ///< PlanInput::publishes_works
 
   void Clear() {
     decode.Clear(), prefill.Clear(), decode_merges.Clear(), prefill_merges.Clear();
     shares = decode_slots = prefill_slots = 0;
   }
 };
-
-inline int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t AlignUp(int64_t a) { return DivideUp(a, 16) * 16; }
 
 /// Writer of the decode list, range by range. A range is a run of keys, possibly of several tiles; its shares are those
 /// of the KV heads. Shares of neighbouring heads are adjacent, so that blocks that start together read adjacent memory.
