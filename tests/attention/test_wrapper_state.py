@@ -269,7 +269,8 @@ def test_failed_plans_of_mla_freeze_nothing():
     wrapper = BatchMLAPagedAttentionWrapper(workspace("cpu"), True, *buffers)
     ids, rest = torch.arange(8), (4, 128, 0, PAGE, False, 0.1, torch.float16, torch.float16)
     with pytest.raises(ArgumentError, match=r"must have at most 24 keys .*, got 100"):
-        wrapper.plan(torch.tensor([0, 1, 2]), torch.tensor([0, 3, 8]), ids, torch.tensor([100, 33]), *rest)
+        # Offsets that are longer than the batch: those that are not are refused before the native plan.
+        wrapper.plan(torch.tensor([0, 1, 2]), torch.tensor([0, 3, 8, 8]), ids, torch.tensor([100, 33]), *rest)
     wrapper.plan(torch.tensor([0, 2, 5]), torch.tensor([0, 3, 8]), ids, torch.tensor([20, 33]), *rest)
     q, cache = torch.randn(5, 4, 128).half(), torch.randn(8, PAGE, 128).half()
     assert wrapper.run(q, q[..., :0], cache, cache[..., :0]).isfinite().all()

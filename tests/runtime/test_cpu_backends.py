@@ -10,7 +10,7 @@ import flashinfer
 from flashinfer._runtime.knobs import knobs
 
 from ..attention.inputs import int32
-from ..mla.latent import BF16, CKV, FP8, KPE, Latent, close
+from ..mla.latent import BF16, CKV, F16, KPE, Latent, close
 
 WORKSPACE = 32 << 20
 
@@ -45,9 +45,9 @@ def test_backends_of_hopper_by_name():
 def test_what_the_backend_lacks_on_cuda_is_refused():
     with knobs.override(cpu_backends="any"):
         wrapper = flashinfer.BatchMLAPagedAttentionWrapper(torch.empty(WORKSPACE, dtype=torch.uint8), backend="fa3")
-        batch = Latent("cpu", dtype=BF16, kv_dtype=FP8)
+        batch = Latent("cpu", kv_dtype=BF16)
         with pytest.raises(ValueError, match="kv_data_type must be q_data_type"):
-            wrapper.plan(*batch.tables, 16, CKV, KPE, 16, False, 0.1, BF16, FP8)
+            wrapper.plan(*batch.tables, 16, CKV, KPE, 16, False, 0.1, F16, BF16)
         with pytest.raises(NotImplementedError, match="which needs SM100"):
             prefill("trtllm-gen")
     with knobs.override(cpu_backends="all"), pytest.raises(ValueError, match="must be one of any, got 'all'"):
