@@ -1,66 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launcher of the chunked gated delta rule: argument checks, dtype dispatch, stream.
-#include "tvm_ffi_utils.h"
+#include "recurrent_chunk.h"
 // clang-format off
 #include <flashinfer/recurrent/chunk/blocks.h>
 #if defined(FLASHINFER_CPU)
 #include <flashinfer/recurrent/cpu/gdn_prefill.h>
+#else
+#include <flashinfer/device/sm_count.h>
 #endif
 // clang-format on
 
 using flashinfer::recurrent::BytesOfBlocks;
 using flashinfer::recurrent::DeltaParams;
-using flashinfer::recurrent::DIM;
-using flashinfer::recurrent::Integers;
-using flashinfer::recurrent::States;
-using flashinfer::recurrent::StateType;
+using namespace recurrent_chunk;  // NOLINT(*)
 
 namespace {
 
 constexpr char OP[] = "chunk_gated_delta_rule";
-
-using OptionalTensor = Optional<TensorView>;
-
-StateType StateTypeOf(DLDataType dtype) {
-  switch (encode_dlpack_dtype(dtype)) {
-    case encode_dlpack_dtype(dl_bfloat16):
-      return StateType::kBf16;
-    case encode_dlpack_dtype(dl_float16):
-      return StateType::kF16;
-    case encode_dlpack_dtype(dl_float8_e4m3fn):
-      return StateType::kE4M3;
-    case encode_dlpack_dtype(dl_float8_e5m2):
-      return StateType::kE5M2;
-    default:
-      return StateType::kF32;
-  }
-}
-
-/// Validate states [slots, heads, DIM, DIM] of any strides.
-States StatesOf(const char* name, const OptionalTensor& given, const TensorView& q, int64_t heads) {
-  if (!given.has_value()) return {};
-  const TensorView t = given.value();
-  Expect(OP, name, t)
-      .same_device(q, "q")
-      .dtype({dl_float32, dl_bfloat16, dl_float16, dl_float8_e4m3fn, dl_float8_e5m2})
-      .rank(4)
-      .dim(1, heads, "the number of output heads")
-      .dim(2, DIM, "the head dimension of v")
-      .dim(3, DIM, "the head dimension of k");
-  return {t.data_ptr(), StateTypeOf(t.dtype()), t.stride(0), t.stride(1), t.stride(2), t.stride(3)};
-}
-
-Integers IntegersOf(const char* name, const OptionalTensor& given, const TensorView& q, int64_t count) {
-  if (!given.has_value()) return {};
-  const TensorView t = given.value();
-  Expect(OP, name, t)
-      .same_device(q, "q")
-      .dtype({dl_int32, dl_int64})
-      .rank(1)
-      .dim(0, count, "from cu_seqlens")
-      .contiguous();
-  return {t.data_ptr(), t.dtype().bits == 64};
-}
 
 /// Validate gates [tokens, heads], which may be missing.
 const float* GatesOf(const char* name, const OptionalTensor& given, const TensorView& q, int64_t heads) {
@@ -148,13 +104,13 @@ void gdn_prefill(TensorView output, TensorView q, TensorView k, TensorView v, Op
       p.num_heads = int(heads);
       p.scale = float(scale);
       p.tokens = tokens, p.requests = int(requests);
-      p.offsets = IntegersOf("cu_seqlens", cu_seqlens, q, requests + 1);
-      p.initial = StatesOf("initial_state", initial_state, q, heads);
-      p.final = StatesOf("output_state", output_state, q, heads);
-      p.slots = IntegersOf("state_indices", state_indices, q, requests);
+      p.offsets = IntegersOf(OP, "cu_seqlens", cu_seqlens, q, requests + 1);
+      p.initial = StatesOf(OP, "initial_state", initial_state, q, heads);
+      p.final = StatesOf(OP, "output_state", output_state, q, heads);
+      p.slots = IntegersOf(OP, "state_indices", state_indices, q, requests);
       if (interval > 0) {
-        p.checkpoints = StatesOf("state_checkpoints", state_checkpoints, q, heads);
-        p.rows = IntegersOf("checkpoint_cu_starts", checkpoint_cu_starts, q, requests + 1);
+        p.checkpoints = StatesOf(OP, "state_checkpoints", state_checkpoints, q, heads);
+        p.rows = IntegersOf(OP, "checkpoint_cu_starts", checkpoint_cu_starts, q, requests + 1);
         p.interval = p.checkpoints.data == nullptr ? 0 : interval;
       }
 #ifdef FLASHINFER_CPU
@@ -170,7 +126,7 @@ void gdn_prefill(TensorView output, TensorView q, TensorView k, TensorView v, Op
       p.blocks = workspace.value().data_ptr<char>();
       p.segment = segment;
       p.parts = reinterpret_cast<float*>(p.blocks + BytesOfBlocks(requests, tokens, heads));
-      cudaDeviceGetAttribute(&p.num_sms, cudaDevAttrMultiProcessorCount, q.device().device_id);
+      p.num_sms = flashinfer::device::SmCount(q.device().device_id);
 #endif
       using flashinfer::recurrent::NormalizeRows;
       if (q_normalized.has_value()) {
