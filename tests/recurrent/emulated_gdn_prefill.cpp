@@ -4,6 +4,8 @@
 #include <flashinfer/recurrent/chunk/launch.cuh>
 #else
 #include <flashinfer/recurrent/chunk_sm90/launch.cuh>
+#include <flashinfer/recurrent/chunk_sm90/scan_launch.cuh>
+#include <flashinfer/recurrent/chunk_sm90/start_states.cuh>
 #endif
 
 using namespace flashinfer;             // NOLINT(build/namespaces)

@@ -86,6 +86,12 @@ def test_split(library):
     assert torch.equal(final[1], torch.full_like(final[1], 7.0))
 
 
+def test_without_decay(library):
+    """Rounding errors stay in a state that does not decay."""
+    case = Case([256], heads=(1, 1, 1), g=None)
+    close(case, *run(library, "prefill", case, 132)[:2])
+
+
 def test_half(library):
     """fp16, whose operands over tokens are sums of two."""
     case = Case([150], heads=(1, 1, 1), dtype=F16, g=None)

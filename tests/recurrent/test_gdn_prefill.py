@@ -40,6 +40,12 @@ def test_decays(device, g):
     close(case, out, state)
 
 
+def test_long_memory(device):
+    """Decays of 1: errors pile up in the state over all tokens, within the tolerances of bf16."""
+    case = Case([1100], (1, 1, 1), BF16, device, g=None)
+    close(case, *run(case))
+
+
 def test_without_gates_and_state(device):
     case = Case([70], (2, 2, 2), BF16, device, g="uniform", beta=False, initial=False)
     close(case, *run(case))

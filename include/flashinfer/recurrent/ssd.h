@@ -39,7 +39,9 @@ struct SsdParams {
 
 /// What a sequence is: tokens [begin, end) of a batch entry, and the token before which the state is kept (0: nowhere).
 struct SsdSequence {
-  int64_t batch, begin, end, keep, keep_slot;
+  int64_t batch;
+  int begin, end, keep;
+  int64_t keep_slot;
 };
 
 template <typename Input>
@@ -55,7 +57,7 @@ FLASHINFER_HD SsdSequence FindSsdSequence(const SsdParams<Input>& p, int64_t n) 
   if (p.kept.data != nullptr) {
     const int64_t at = p.kept_tokens.At(n), slot = p.kept_slots.At(n);
     if (slot >= 0 && slot < p.kept_rows && at > s.begin && at <= s.end) {
-      s.keep = at;
+      s.keep = int(at);
       s.keep_slot = slot;
     }
   }

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the first kernel (prepare.cuh) leaves in global memory for the second, one block per chunk slot and head:
 //
-//   T   64 x 64, 16 bits  (I + A)^-1, with A[i][j] = beta_i e^(G_i - G_j) k_i.k_j for i > j
+//   T   64 x 64, 16 bits  (I + A)^-1 - I, with A[i][j] = beta_i e^(G_i - G_j) k_i.k_j for i > j
 //   P   64 x 64, 16 bits  scale e^(G_i - G_j) q_i.k_j for i >= j, 0 above
 //   eG  64 floats         e^(G_i): decay of the state from the start of the chunk to token i
 //   eR  64 floats         e^(G_63 - G_i): decay from token i to the end of the chunk
 //   b   64 floats         beta_i
 //   bG  64 floats         beta_i e^(G_i)
 //
-// The matrices are slabs of 64 rows of 128 bytes with the 128-byte swizzle (hopper/smem_tile.cuh). The diagonal of T is
-// exactly 1. Tokens after the end of the request have keys, queries and betas of 0, and decays of 1.
+// The matrices are slabs of 64 rows of 128 bytes with the 128-byte swizzle (hopper/smem_tile.cuh). T goes without
+// its diagonal of ones: U = X + X (T - I)^T, whose first term need not be rounded. Tokens after the end of the request have
+// keys, queries and betas of 0, and decays of 1.
 #pragma once
 #include "params.h"
 

@@ -107,25 +107,26 @@ __device__ __forceinline__ void StoreBlocks(float* m, const float (&out)[COUNT][
 }
 
 /// Replace the strictly lower part A of each of HEADS matrices, one after another, by the lower triangle of (I + A)^-1.
-/// Blocks above the diagonal blocks of 16 are not written. Called by 128 threads after a barrier; a barrier must follow.
-template <bool EXACT, int HEADS>
-__device__ __forceinline__ void InvertUnitLower(float* matrices) {
+/// Blocks above the diagonal blocks of 16 are not written. Called by 128 threads, for which `sync` is a
+/// barrier, after one; another must follow.
+template <bool EXACT, int HEADS, typename Sync>
+__device__ __forceinline__ void InvertUnitLower(float* matrices, const Sync& sync) {
   constexpr int TILES = HEADS;  // a warp computes a half of a block of one matrix, or a whole block of one of two
   const int warp = threadIdx.x / 32 % 4, block = HEADS == 1 ? warp / 2 : warp % 2, half = HEADS == 1 ? warp % 2 : 0;
   const int lane_matrix = HEADS == 1 ? 0 : int(threadIdx.x) % 32 / 16;
   InvertDiagonal(matrices + lane_matrix * MATRIX_FLOATS, warp, HEADS == 2 || threadIdx.x % 32 < 16);
-  __syncthreads();
+  sync();
   float* const m = matrices + (HEADS == 1 ? 0 : warp / 2) * MATRIX_FLOATS;
   {
     float out[TILES][4];
     MultiplyBlocks<EXACT, 16, TILES>(out, m, 32 * block + 16, 32 * block + 16, 2, 32 * block, half);
-    __syncthreads();
+    sync();
     StoreBlocks(m, out, 32 * block + 16, 32 * block, half);
   }
-  __syncthreads();
+  sync();
   float out[2 * TILES][4];
   MultiplyBlocks<EXACT, 32, 2 * TILES>(out, m, 32 + 16 * block, 32, 2 * (block + 1), 0, 2 * half);
-  __syncthreads();
+  sync();
   StoreBlocks(m, out, 32 + 16 * block, 0, 2 * half);
 }
 

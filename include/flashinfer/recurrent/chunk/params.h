@@ -51,13 +51,16 @@ struct DeltaParams {
   float scale = 1.f;
   int64_t tokens = 0;
   int requests = 0;
-  Integers offsets;      // [requests + 1]: first token of each request
-  States initial;        // none: zeros
-  States final;          // none: not wanted
-  States checkpoints;    // none: not wanted
-  Integers slots;        // slot of each request in `initial` and `final`
-  Integers rows;         // first row of each request in `checkpoints`
-  int64_t interval = 0;  // tokens between checkpoints, a multiple of CHUNK
+  Integers offsets;  // [requests + 1]: first token of each request; none: requests of `each` tokens
+  int64_t each = 0;
+  States initial;             // none: zeros
+  States final;               // none: not wanted
+  States checkpoints;         // none: not wanted
+  Integers slots;             // slot of each request in `initial` and `final`
+  Integers rows;              // first row of each request in `checkpoints`
+  int64_t interval = 0;       // tokens between checkpoints, a multiple of CHUNK
+  Integers kept_slots;        // of KDA: slots of checkpoints by their rows; none: the rows are slots
+  bool keeps_starts = false;  // of KDA: checkpoints are states before every `interval` tokens, not after them
   int64_t segment = 0;  // tokens of the parts in which requests are computed side by side, a multiple of CHUNK; 0: none
   float* parts = nullptr;  // states of these parts (chunk_sm90/split.cuh)
   char* blocks = nullptr;  // what the first kernel prepares for the second (chunk/blocks.h); not on the CPU
@@ -66,6 +69,7 @@ struct DeltaParams {
 
   /// Return the tokens of request `n`. Offsets that fall or leave the tensors give fewer tokens: no access is outside.
   FLASHINFER_HD Request RequestOf(int n) const {
+    if (offsets.data == nullptr) return {n * each, each};
     int64_t begin = offsets[n], end = offsets[n + 1];
     begin = begin < 0 ? 0 : begin > tokens ? tokens : begin;
     end = end < begin ? begin : end > tokens ? tokens : end;

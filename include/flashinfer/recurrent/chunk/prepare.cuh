@@ -9,6 +9,7 @@
 #pragma once
 #include <type_traits>
 
+#include "../../device/occupancy.cuh"
 #include "../../hopper/smem_tile.cuh"
 #include "../../ptx/cp_async.cuh"
 #include "../../ptx/math.cuh"
@@ -186,22 +187,22 @@ __device__ __forceinline__ void WeighProducts(float* matrix, char* staging, cons
   }
 }
 
-/// Write P as it is staged, and the inverse T, rounded, to the block. A thread has the same columns of some rows.
+/// Write P as it is staged, and the inverse T without its diagonal, rounded, to the block. A thread has the same columns of some rows.
 template <typename T>
 __device__ __forceinline__ void WriteBlock(const float* matrix, const char* staging, char* block) {
   constexpr int STEP = PREPARE_THREADS / 8;
   const int first = threadIdx.x / 8, column = (threadIdx.x % 8 ^ first % 8) * 8;
 #pragma unroll
   for (int i = 0; i < CHUNK / STEP; ++i) {
-    const int row = first + i * STEP, below = row - column;  // columns from `below` + 1 on are above the diagonal
+    const int row = first + i * STEP, below = row - column;  // columns from `below` on are on the diagonal or above
     uint32_t words[4] = {0u, 0u, 0u, 0u};
-    if (below >= 0) {
+    if (below > 0) {
       const float4* const from = reinterpret_cast<const float4*>(matrix + row * MATRIX_STRIDE + column);
       const float4 x = from[0], y = from[1];
       const float t[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        words[w] = PackPair<T>(2 * w <= below ? t[2 * w] : 0.f, 2 * w < below ? t[2 * w + 1] : 0.f);
+        words[w] = PackPair<T>(2 * w < below ? t[2 * w] : 0.f, 2 * w + 1 < below ? t[2 * w + 1] : 0.f);
       }
     }
     const int at = threadIdx.x + i * PREPARE_THREADS;
@@ -254,7 +255,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS, PREPARE_BLOCKS<T>)
                        products[0], products[1], p.scale);
     }
     __syncthreads();
-    InvertUnitLower<std::is_same_v<T, __half>, HEADS>(shared.Matrix(0));
+    InvertUnitLower<std::is_same_v<T, __half>, HEADS>(shared.Matrix(0), [] { __syncthreads(); });
     __syncthreads();
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
@@ -266,12 +267,12 @@ __global__ void __launch_bounds__(PREPARE_THREADS, PREPARE_BLOCKS<T>)
 
 template <typename T, int HEADS>
 Status LaunchPrepare(const DeltaParams<T>& p, Stream stream) {
-  const auto kernel = PrepareChunksKernel<T, HEADS>;
+  constexpr auto KERNEL = PrepareChunksKernel<T, HEADS>;
   constexpr int BYTES = sizeof(PrepareShared<HEADS>);
-  static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+  const cudaError_t allowed = device::AllowShared<KERNEL, BYTES>();
   if (allowed != cudaSuccess) return allowed;
   const int64_t blocks = FirstChunkSlot(p.requests, p.tokens) * p.num_k_heads;
-  return LaunchShared(kernel, dim3(unsigned(blocks)), dim3(PREPARE_THREADS), BYTES, p.enable_pdl, stream, p);
+  return LaunchShared(KERNEL, dim3(unsigned(blocks)), dim3(PREPARE_THREADS), BYTES, p.enable_pdl, stream, p);
 }
 
 /// Launch the first kernel. There is at least one token. Two heads at once, where two share queries and keys, wait half as

@@ -56,50 +56,51 @@ __device__ __forceinline__ void LoadDecays(float2 (&to)[8], uint32_t list) {
   for (int tile = 0; tile < 8; ++tile) to[tile] = ptx::LoadShared8(list + (8 * tile + 2 * (threadIdx.x % 4)) * 4);
 }
 
-/// Operand of a product over the tokens of a chunk. fp16 has tolerances below its 11 bits: there it is the sum of two.
-template <typename T>
-struct TokenOperand {
-  static constexpr bool IS_SUM = std::is_same_v<T, __half>;
-  uint32_t high[TOKEN_WORDS], low[IS_SUM ? TOKEN_WORDS : 1];
-
-  __device__ __forceinline__ void Set(int i, float x, float y) {
-    high[i] = PackPair<T>(x, y);
-    if constexpr (IS_SUM) {
-      const float2 rounded = UnpackPair<T>(high[i]);
-      low[i] = PackPair<T>(x - rounded.x, y - rounded.y);
-    }
-  }
-};
-
-/// X = beta V^T - beta eG (S K^T), rounded. `decays`: beta eG. Tokens from `length` on, which may belong to another request,
-/// become zeros.
-template <typename T>
-__device__ __forceinline__ void Correct(TokenOperand<T>& x, const float (&sums)[TOKEN_FLOATS],
-                                        const float (&values)[TOKEN_FLOATS], const float2 (&decays)[8], int length) {
+/// X = beta V^T - beta eG (S K^T), in place of `sums`. `decays`: beta eG. Tokens from `length` on, which may belong to another
+/// request, become zeros.
+__device__ __forceinline__ void Correct(float (&sums)[TOKEN_FLOATS], const float (&values)[TOKEN_FLOATS],
+                                        const float2 (&decays)[8], int length) {
 #pragma unroll
   for (int i = 0; i < TOKEN_WORDS; ++i) {
-    const float2 decay = decays[i / 2];
-    x.Set(i, values[2 * i] - decay.x * sums[2 * i], values[2 * i + 1] - decay.y * sums[2 * i + 1]);
+    sums[2 * i] = values[2 * i] - decays[i / 2].x * sums[2 * i];
+    sums[2 * i + 1] = values[2 * i + 1] - decays[i / 2].y * sums[2 * i + 1];
   }
   if (length == CHUNK) return;
 #pragma unroll
-  for (int i = 0; i < TOKEN_WORDS; ++i) {
-    const int token = 8 * (i / 2) + 2 * (threadIdx.x % 4);
-    const uint32_t mask = token + 1 < length ? ~0u : token < length ? 0xffffu : 0u;
-    x.high[i] &= mask;
-    if constexpr (TokenOperand<T>::IS_SUM) x.low[i] &= mask;
+  for (int i = 0; i < TOKEN_FLOATS; ++i) {
+    if (8 * (i / 4) + 2 * int(threadIdx.x % 4) + i % 2 >= length) sums[i] = 0.f;
   }
 }
 
 /// Round U times the decays to the end of the chunk.
 template <typename T>
-__device__ __forceinline__ void RoundDecayed(TokenOperand<T>& decayed, const float (&u)[TOKEN_FLOATS],
+__device__ __forceinline__ void RoundDecayed(uint32_t (&words)[TOKEN_WORDS], const float (&u)[TOKEN_FLOATS],
                                              const float2 (&decays)[8]) {
 #pragma unroll
   for (int i = 0; i < TOKEN_WORDS; ++i) {
-    decayed.Set(i, decays[i / 2].x * u[2 * i], decays[i / 2].y * u[2 * i + 1]);
+    words[i] = PackPair<T>(decays[i / 2].x * u[2 * i], decays[i / 2].y * u[2 * i + 1]);
   }
 }
+
+/// Round what rounding leaves out of U, times the decays where it is DECAYED.
+template <typename T, bool DECAYED>
+__device__ __forceinline__ void RoundRest(uint32_t (&rest)[TOKEN_WORDS], const uint32_t (&words)[TOKEN_WORDS],
+                                          const float (&u)[TOKEN_FLOATS], const float2 (&decays)[8]) {
+#pragma unroll
+  for (int i = 0; i < TOKEN_WORDS; ++i) {
+    const float2 rounded = UnpackPair<T>(words[i]);
+    const float x = DECAYED ? decays[i / 2].x * u[2 * i] : u[2 * i];
+    const float y = DECAYED ? decays[i / 2].y * u[2 * i + 1] : u[2 * i + 1];
+    rest[i] = PackPair<T>(x - rounded.x, y - rounded.y);
+  }
+}
+
+/// A chunk adds to the state what rounding leaves out of U, too: with fp16, whose tolerance is below its 11 bits, and where
+/// the state hardly decays, because errors pile up in it. Without decays they exceed the tolerance of bf16 after 1,024 tokens;
+/// with decays of 1/2 per chunk they reach 0.6 of it, however long the request is.
+template <typename T>
+constexpr bool HAS_TIGHT_TOLERANCE = std::is_same_v<T, __half>;
+__device__ __forceinline__ bool IsSlow(float decay) { return decay > 0.5f; }
 
 /// o *= scale eG
 __device__ __forceinline__ void ScaleOutput(float (&o)[TOKEN_FLOATS], const float2 (&decays)[8], float scale) {

@@ -54,6 +54,26 @@ __device__ __forceinline__ void UpdateRows(float (&s)[DIM / 2], const uint32_t (
   }
 }
 
+/// X = beta V^T - beta eG (S K^T), in place of `sums`, like Correct, with values and lists in shared memory: registers are
+/// scarce here.
+template <typename T>
+__device__ __forceinline__ void CorrectBy(float (&sums)[TOKEN_FLOATS], uint32_t values, uint32_t lists, int length) {
+  const int first = 2 * (threadIdx.x % 4);
+#pragma unroll
+  for (int tile = 0; tile < 8; tile += 2) {
+    uint32_t words[4];
+    ptx::LdMatrixTrans(words, values + TilesAt(tile));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = 8 * (tile + i / 2) + first, at = 4 * tile + 2 * i;
+      const float2 v = UnpackPair<T>(words[i]), beta = ptx::LoadShared8(lists + kBeta * LIST_BYTES + token * 4);
+      const float2 decayed = ptx::LoadShared8(lists + kBetaFromStart * LIST_BYTES + token * 4);
+      sums[at] = token < length ? beta.x * v.x - decayed.x * sums[at] : 0.f;
+      sums[at + 1] = token + 1 < length ? beta.y * v.y - decayed.y * sums[at + 1] : 0.f;
+    }
+  }
+}
+
 /// Begin to copy a chunk of a head, and its block, to a stage.
 template <typename T>
 __device__ __forceinline__ void CopyChunk(const DeltaParams<T>& p, uint32_t stage, const Chunk& chunk, int head,
@@ -84,9 +104,8 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) ScanChunksKernel(const __grid
     const Chunk chunk{number, request.begin + passed, int(min(request.length - passed, int64_t(CHUNK)))};
     CopyChunk(p, base + i % STAGES * SCAN_STAGE_BYTES, chunk, head, blocks + int64_t(i) * p.num_heads * BLOCK_BYTES);
   };
-  const int64_t slot = p.slots[number];
   float s[DIM / 2];
-  LoadState(s, p.initial, slot, head, row);
+  LoadState(s, p.initial, p.slots[number], head, row);
   copy(0);
 #pragma unroll 1
   for (int i = 0; i < chunks; ++i) {
@@ -102,42 +121,46 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) ScanChunksKernel(const __grid
     __syncthreads();
     const uint32_t stage = base + i % STAGES * SCAN_STAGE_BYTES, block = stage + SCAN_BLOCK_AT;
     const uint32_t keys = stage + SCAN_KEYS_AT, decays_at = block + BLOCK_DECAYS_AT;
-    uint32_t state[STATE_WORDS], plain[TOKEN_WORDS];
-    TokenOperand<T> x;
+    uint32_t state[STATE_WORDS], plain[TOKEN_WORDS], x[TOKEN_WORDS];
     float sums[TOKEN_FLOATS] = {}, o[TOKEN_FLOATS] = {};
     float2 decays[8];
     RoundPairs<T>(state, s);
     MultiplyRows<T, 8>(sums, state, keys);
+    __syncwarp();  // here and below: loads of a product, hoisted over the one before, would spill
     MultiplyRows<T, 8>(o, state, stage + SCAN_QUERIES_AT);
-    float values[TOKEN_FLOATS];
-    LoadValues<T>(values, stage + SCAN_VALUES_AT + half * SLAB_BYTES, decays_at + kBeta * LIST_BYTES);
-    LoadDecays(decays, decays_at + kBetaFromStart * LIST_BYTES);
-    Correct<T>(x, sums, values, decays, length);
+    __syncwarp();
+    CorrectBy<T>(sums, stage + SCAN_VALUES_AT + half * SLAB_BYTES, decays_at, length);
     LoadDecays(decays, decays_at);
     ScaleOutput(o, decays, p.scale);
-#pragma unroll
-    for (int j = 0; j < TOKEN_FLOATS; ++j) sums[j] = 0.f;
-    MultiplyRows<T, 4>(sums, x.high, block);
-    if constexpr (TokenOperand<T>::IS_SUM) MultiplyRows<T, 4>(sums, x.low, block);
+    RoundPairs<T>(x, sums);
+    __syncwarp();
+    MultiplyRows<T, 4>(sums, x, block);
+    __syncwarp();
     const float decay = ptx::LoadShared8(decays_at + (CHUNK - 2) * 4).y;
 #pragma unroll
     for (int j = 0; j < DIM / 2; ++j) s[j] *= decay;
     LoadDecays(decays, decays_at + kToEnd * LIST_BYTES);
     RoundDecayed<T>(x, sums, decays);
+    UpdateRows<T>(s, x, keys);
+    __syncwarp();
     RoundPairs<T>(plain, sums);
-    UpdateRows<T>(s, x.high, keys);
-    if constexpr (TokenOperand<T>::IS_SUM) UpdateRows<T>(s, x.low, keys);
     MultiplyRows<T, 4>(o, plain, block + BLOCK_P_AT);
     RoundPairs<T>(plain, o);
     T* const to = p.o + ((request.begin + passed) * p.num_heads + head) * DIM + half * DIM / 2;
     WriteOutput(plain, output + half * SLAB_BYTES, to, int64_t(p.num_heads) * DIM, length);
+    if (HAS_TIGHT_TOLERANCE<T> || IsSlow(decay)) {  // the outputs have left their registers
+      uint32_t rest[TOKEN_WORDS];
+      LoadDecays(decays, decays_at + kToEnd * LIST_BYTES);
+      RoundRest<T, true>(rest, x, sums, decays);
+      UpdateRows<T>(s, rest, keys);
+    }
     __syncthreads();
     if (STAGES == 1 && i + 1 < chunks) copy(i + 1);
     if (p.interval > 0 && passed + CHUNK <= request.length && (passed + CHUNK) % p.interval == 0) {
       StoreState(s, p.checkpoints, p.rows[number] + (passed + CHUNK) / p.interval - 1, head, row);
     }
   }
-  if (p.final.data != nullptr) StoreState(s, p.final, slot, head, row);
+  if (p.final.data != nullptr) StoreState(s, p.final, p.slots[number], head, row);
 }
 
 template <typename T, int STAGES>

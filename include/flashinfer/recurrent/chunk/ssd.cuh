@@ -61,7 +61,6 @@ __global__ void __launch_bounds__(THREADS) SsdKernel(const __grid_constant__ Ssd
   const int64_t n = blockIdx.x / p.heads;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, lane_row = lane / 4, lane_column = lane % 4 * 2;
   const SsdSequence s = FindSsdSequence(p, n);
-  const float a = p.a[head], bias = p.dt_bias.data == nullptr ? 0.f : WeightAt(p.dt_bias, head * p.dt_bias.head);
 
   // Rows 16 * warp + lane_row and 8 below of the state, columns 8 t + lane_column and its neighbour.
   float state[WIDTH / 8][4];
@@ -112,7 +111,8 @@ __global__ void __launch_bounds__(THREADS) SsdKernel(const __grid_constant__ Ssd
             Pair<Input>(state[t][2 * half], state[t][2 * half + 1]);
       }
     }
-    if (warp == 0) {
+    if (warp == 0) {  // these two are read again each time: in registers they would make others spill
+      const float a = p.a[head], bias = p.dt_bias.data == nullptr ? 0.f : WeightAt(p.dt_bias, head * p.dt_bias.head);
       ChunkDecays(ChunkDt(p, s, at, length, 2 * lane, head, bias), ChunkDt(p, s, at, length, 2 * lane + 1, head, bias),
                   a, shared.decays);
     }
@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(THREADS) SsdKernel(const __grid_constant__ Ssd
         ptx::Mma<Input>(y[j / 8 + 1], c, b[2], b[3]);
       }
     }
+    __syncwarp();
     const float* g = shared.decays.g;
     const int rows[2] = {token0 + lane_row, token0 + lane_row + 8};
     const float g_row[2] = {g[rows[0]], g[rows[1]]};
@@ -189,7 +190,8 @@ __global__ void __launch_bounds__(THREADS) SsdKernel(const __grid_constant__ Ssd
       }
     }
 
-    // The state after the chunk.
+    // The state after the chunk. Its loads, hoisted over the outputs, would spill.
+    __syncwarp();
     const float whole = shared.decays.whole;
 #pragma unroll
     for (int t = 0; t < WIDTH / 8; ++t) {
@@ -218,7 +220,7 @@ __global__ void __launch_bounds__(THREADS) SsdKernel(const __grid_constant__ Ssd
     at += length;
     if (at == s.keep) store(p.kept, s.keep_slot);
   }
-  if (p.final.data != nullptr) store(p.final, n);
+  if (p.final.data != nullptr) store(p.final, blockIdx.x / p.heads);
 }
 
 template <int WIDTH, typename Input>

@@ -5,7 +5,7 @@
 //   S K^T                  A = S rounded          B = keys      tokens x K
 //   O  = S Q^T             A = S rounded          B = queries
 //   X  = V^T - eG (S K^T)
-//   U  = X T^T             A = X                  B = T         tokens x tokens
+//   U  = X + X (T - I)^T   A = X rounded          B = T - I     tokens x tokens
 //   S  = eG_63 S + (eR U) K   A = eR U            B = keys      read MN-major
 //   O  = scale eG O + U P^T   A = U               B = P
 #pragma once
@@ -13,7 +13,7 @@
 #include "../../ptx/tma.cuh"
 #include "../../ptx/wgmma.cuh"
 #include "../chunk/rows.cuh"
-#include "producer.cuh"
+#include "passes.h"
 #include "shape.h"
 
 namespace flashinfer {
@@ -52,15 +52,14 @@ struct Consumer {
     }
   }
 
-  /// Issue out = A B^T, or add to `out`, for a tile B of tokens x tokens.
+  /// Issue out += A B^T for a tile B of tokens x tokens.
   __device__ __forceinline__ void MultiplyTokens(float (&out)[TOKEN_FLOATS], const uint32_t (&words)[TOKEN_WORDS],
-                                                 uint32_t tile, bool accumulate) const {
+                                                 uint32_t tile) const {
     const uint64_t b = hopper::DescriptorKMajor(tile);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const uint32_t a[4] = {words[4 * step], words[4 * step + 1], words[4 * step + 2], words[4 * step + 3]};
-      ptx::Wgmma<TYPE, CHUNK>::Run(out, a, hopper::AdvanceDescriptor(b, step * hopper::WGMMA_K_BYTES),
-                                   accumulate || step > 0);
+      ptx::Wgmma<TYPE, CHUNK>::Run(out, a, hopper::AdvanceDescriptor(b, step * hopper::WGMMA_K_BYTES), true);
     }
   }
 
@@ -142,14 +141,29 @@ __device__ __forceinline__ void SetIdentity(float (&s)[DIM / 2], int row) {
   }
 }
 
+/// Multiply the state by decays of key channels.
+__device__ __forceinline__ void DecayChannels(float (&s)[DIM / 2], uint32_t decays) {
+#pragma unroll
+  for (int j = 0; j < DIM / 8; ++j) {
+    const float2 decay = ptx::LoadShared8(decays + (8 * j + 2 * (threadIdx.x % 4)) * 4);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[4 * j + i] *= i % 2 == 0 ? decay.x : decay.y;
+  }
+}
+
 /// Compute all chunks of the item, of which there is at least one. Each group of products has other work in its shadow: the
-/// chain of a chunk is S K^T, X, U, eR U, S. TRANSFER: no outputs, and states that begin with zeros or, in odd blocks, with
-/// the identity and no values.
-template <typename T, typename Shape, bool TRANSFER>
+/// chain of a chunk is S K^T, X, U, eR U, S. Pass::kTransfer: no outputs, and states that begin with zeros or, in odd blocks,
+/// with the identity and no values.
+template <typename T, typename Shape, Pass PASS>
 __device__ __forceinline__ void Consume(const DeltaParams<T>& p, const Maps& maps, const Item& item,
                                         const Shared<Shape>& shared) {
   const int warp = threadIdx.x / 32, group = warp / 4, row = item.column + 16 * warp;
   const Consumer<T, Shape> c{shared, group};
+  constexpr bool TRANSFER = PASS == Pass::kTransfer;
+  constexpr bool OF_CHANNELS =
+      Shape::CHANNEL_DECAY;  // operands are decayed already, and tokens after the end are zeros
+  // What rounding leaves out of U: parts of few heads add it in any case, because the branch spills there.
+  constexpr bool ALL_RESTS = !OF_CHANNELS && (HAS_TIGHT_TOLERANCE<T> || PASS == Pass::kParts);
   const auto ring = shared.Ring();
   const int chunks = item.Chunks();
   float s[DIM / 2];
@@ -163,26 +177,36 @@ __device__ __forceinline__ void Consume(const DeltaParams<T>& p, const Maps& map
     const int64_t passed = int64_t(i) * CHUNK;
     const int length = int(min(item.tokens.length - passed, int64_t(CHUNK))), stage = at.stage;
     const Shared<Shape> here = c.Here();
-    const uint32_t decays_at = shared.Decays(stage);
-    uint32_t plain[TOKEN_WORDS];
-    TokenOperand<T> x;
+    const uint32_t lists = shared.Lists(stage), betas = lists + (OF_CHANNELS ? KDA_BETAS_AT : kBeta * LIST_BYTES);
+    uint32_t plain[TOKEN_WORDS], x[TOKEN_WORDS], rest[TOKEN_WORDS];
     float sums[TOKEN_FLOATS], o[TOKEN_FLOATS], values[TOKEN_FLOATS];
     float2 decays[8], ends[8];
 
+    if constexpr (OF_CHANNELS) {
+      if (p.keeps_starts && p.interval > 0 && passed % p.interval == 0) {
+        StoreState(s, p.checkpoints, p.kept_slots[p.rows[item.number] + passed / p.interval], item.head, row);
+      }
+    }
     ring.WaitFull(at);
-    if (length < CHUNK) c.ClearKeys(stage, length);
+    if (!OF_CHANNELS && length < CHUNK) c.ClearKeys(stage, length);
     ptx::WgmmaFence();
     c.template MultiplyState<0>(sums, state, here.Keys(stage));
     c.template MultiplyState<4>(sums, state, here.Keys(stage));
     ptx::WgmmaCommit();
     if constexpr (!TRANSFER) c.template MultiplyState<0>(o, state, here.Queries(stage));
     ptx::WgmmaCommit();
-    const float decay = ptx::LoadShared8(decays_at + (CHUNK - 2) * 4).y;
+    float decay;  // of the state over the chunk; of the slowest channel
+    if constexpr (OF_CHANNELS) {
+      const float4 slowest = ptx::LoadShared16(lists + KDA_SLOWEST_AT);
+      decay = fmaxf(slowest.x, slowest.z);
+    } else {
+      decay = ptx::LoadShared8(lists + (CHUNK - 2) * 4).y;
+    }
     if constexpr (!TRANSFER) {
       if (i > 0) c.StageOutput(rounded);
     }
-    LoadValues<T>(values, shared.Values(stage, group), decays_at + kBeta * LIST_BYTES);
-    LoadDecays(decays, decays_at + kBetaFromStart * LIST_BYTES);
+    LoadValues<T>(values, shared.Values(stage, group), betas);
+    LoadDecays(decays, OF_CHANNELS ? betas : lists + kBetaFromStart * LIST_BYTES);
     if (TRANSFER && blockIdx.x % 2 == 1) {
 #pragma unroll
       for (int j = 0; j < TOKEN_FLOATS; ++j) values[j] = 0.f;
@@ -191,45 +215,68 @@ __device__ __forceinline__ void Consume(const DeltaParams<T>& p, const Maps& map
 
     ptx::WgmmaWait<1>();
     ptx::WgmmaPin(sums);
-    Correct<T>(x, sums, values, decays, length);
+    Correct(sums, values, decays, length);
+    RoundPairs<T>(x, sums);
+    ptx::WgmmaPin(sums);
     ptx::WgmmaFence();
-    c.MultiplyTokens(sums, x.high, here.Block(stage), false);
-    if constexpr (TokenOperand<T>::IS_SUM) c.MultiplyTokens(sums, x.low, here.Block(stage), true);
+    c.MultiplyTokens(sums, x, here.Block(stage));
     ptx::WgmmaCommit();
     if constexpr (!TRANSFER) {
       c.template MultiplyState<4>(o, state, here.Queries(stage));
       ptx::WgmmaCommit();
       if (i > 0) c.StoreStaged(maps, row, item.head, item.tokens.begin + passed - CHUNK);
     }
-    LoadDecays(ends, decays_at + kToEnd * LIST_BYTES);
+    if constexpr (OF_CHANNELS) {
+      DecayChannels(s, lists);
+    } else {
+      LoadDecays(ends, lists + kToEnd * LIST_BYTES);
 #pragma unroll
-    for (int j = 0; j < DIM / 2; ++j) s[j] *= decay;
+      for (int j = 0; j < DIM / 2; ++j) s[j] *= decay;
+    }
     ptx::WgmmaPin(s);
 
     ptx::WgmmaWait<TRANSFER ? 0 : 1>();
     ptx::WgmmaPin(sums);
-    ptx::WgmmaPin(x.high);
-    ptx::WgmmaPin(x.low);
-    RoundDecayed<T>(x, sums, ends);
+    ptx::WgmmaPin(x);
+    if constexpr (OF_CHANNELS) {
+      RoundPairs<T>(x, sums);
+    } else {
+      RoundDecayed<T>(x, sums, ends);
+    }
     ptx::WgmmaFence();
-    c.UpdateState(s, x.high, here.Keys(stage));
-    if constexpr (TokenOperand<T>::IS_SUM) c.UpdateState(s, x.low, here.Keys(stage));
+    c.UpdateState(s, x, here.Added(stage));
+    if constexpr (ALL_RESTS) {
+      RoundRest<T, true>(rest, x, sums, ends);
+      ptx::WgmmaFence();
+      c.UpdateState(s, rest, here.Added(stage));
+    }
     ptx::WgmmaCommit();
+    if constexpr (!ALL_RESTS) {
+      if (IsSlow(decay)) {  // with other products unfinished, ptxas would serialise those of the branch
+        RoundRest<T, !OF_CHANNELS>(rest, x, sums, ends);
+        ptx::WgmmaFence();
+        c.UpdateState(s, rest, here.Added(stage));
+        ptx::WgmmaCommit();
+        ptx::WgmmaWait<0>();
+        ptx::WgmmaPin(s);
+        ptx::WgmmaPin(rest);
+      }
+    }
     if constexpr (!TRANSFER) {
       RoundPairs<T>(plain, sums);
-      LoadDecays(decays, decays_at);
+      if constexpr (!OF_CHANNELS) LoadDecays(decays, lists);
       ptx::WgmmaWait<1>();
       ptx::WgmmaPin(o);
       ptx::WgmmaPin(state);
-      ScaleOutput(o, decays, p.scale);
+      if constexpr (!OF_CHANNELS) ScaleOutput(o, decays, p.scale);
       ptx::WgmmaFence();
-      c.MultiplyTokens(o, plain, here.Block(stage) + BLOCK_P_AT, true);
+      c.MultiplyTokens(o, plain, here.Block(stage) + BLOCK_P_AT);
       ptx::WgmmaCommit();
     }
     ptx::WgmmaWait<TRANSFER ? 0 : 1>();
     ptx::WgmmaPin(s);
-    ptx::WgmmaPin(x.high);
-    ptx::WgmmaPin(x.low);
+    ptx::WgmmaPin(x);
+    if constexpr (ALL_RESTS) ptx::WgmmaPin(rest);
     if constexpr (TRANSFER) ptx::WgmmaPin(state);
     RoundPairs<T>(state, s);
     if constexpr (!TRANSFER) {
@@ -243,8 +290,9 @@ __device__ __forceinline__ void Consume(const DeltaParams<T>& p, const Maps& map
     at.Advance();
     if constexpr (!TRANSFER) {
       const int64_t done = item.passed + passed + CHUNK;
-      if (p.interval > 0 && length == CHUNK && done % p.interval == 0) {
-        StoreState(s, p.checkpoints, p.rows[item.number] + done / p.interval - 1, item.head, row);
+      if (p.interval > 0 && length == CHUNK && done % p.interval == 0 && !(OF_CHANNELS && p.keeps_starts)) {
+        const int64_t kept = p.rows[item.number] + done / p.interval - 1;
+        StoreState(s, p.checkpoints, OF_CHANNELS ? p.kept_slots[kept] : kept, item.head, row);
       }
     }
   }

@@ -20,19 +20,32 @@ namespace flashinfer {
 namespace recurrent {
 namespace sm90 {
 
-/// What a launch computes: whole requests, or of their parts the change of the state, or the outputs (split.cuh).
-enum class Pass { kWhole, kTransfer, kParts };
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/// Set the outputs of a request without a state to 0.
+template <typename Shape, typename T>
+__device__ __forceinline__ void ClearOutputs(const DeltaParams<T>& p, const Item& item) {
+  constexpr int PIECES = Shape::WARPGROUPS * HALF / 8;  // 16 bytes
+  for (int64_t i = threadIdx.x; i < item.tokens.length * PIECES; i += Shape::THREADS) {
+    T* const row = p.o + ((item.tokens.begin + i / PIECES) * p.num_heads + item.head) * DIM + item.column;
+    reinterpret_cast<uint4*>(row)[i % PIECES] = uint4{};
+  }
+}
+
+#endif
 
 template <typename T, typename Shape, Pass PASS>
 __global__ void __launch_bounds__(Shape::THREADS, 1)
     ScanChunksSm90Kernel(const __grid_constant__ DeltaParams<T> p, const __grid_constant__ Maps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ char dynamic[];
+  extern __shared__ __align__(1024) char dynamic[];
   const Shared<Shape> shared{(ptx::SharedAddress(dynamic) + 1023) / 1024 * 1024};
   if (threadIdx.x == 0) {
     shared.Ring().Init(Shape::CONSUMERS / 32);
-    ptx::PrefetchTensorMap(&maps.q);
-    ptx::PrefetchTensorMap(&maps.k);
+    if constexpr (!Shape::CHANNEL_DECAY) {
+      ptx::PrefetchTensorMap(&maps.q);
+      ptx::PrefetchTensorMap(&maps.k);
+    }
     ptx::PrefetchTensorMap(&maps.v);
     ptx::PrefetchTensorMap(&maps.o);
   }
@@ -48,13 +61,25 @@ __global__ void __launch_bounds__(Shape::THREADS, 1)
     item = TransferOf(p);
   }
   if (item.tokens.length == 0) return;
+  if constexpr (Shape::CHANNEL_DECAY) {
+    if (item.initial_slot < 0) {
+      ClearOutputs<Shape>(p, item);
+      return;
+    }
+  }
   const int role = __shfl_sync(~0u, int(threadIdx.x) / WARPGROUP, 0);
   if (role == Shape::WARPGROUPS) {
     if constexpr (Shape::WARPGROUPS > 1) ptx::ReleaseRegisters<Shape::PRODUCER_REGISTERS>();
-    if (threadIdx.x == Shape::CONSUMERS) Produce<Shape, PASS == Pass::kTransfer>(p, maps, item, shared);
+    if (threadIdx.x == Shape::CONSUMERS) {
+      if constexpr (Shape::CHANNEL_DECAY) {
+        ProduceScaled<Shape>(p, maps, item, shared);
+      } else {
+        Produce<Shape, PASS == Pass::kTransfer>(p, maps, item, shared);
+      }
+    }
   } else {
     if constexpr (Shape::WARPGROUPS > 1) ptx::TakeRegisters<Shape::CONSUMER_REGISTERS>();
-    Consume<T, Shape, PASS == Pass::kTransfer>(p, maps, item, shared);
+    Consume<T, Shape, PASS>(p, maps, item, shared);
   }
 #endif
 }

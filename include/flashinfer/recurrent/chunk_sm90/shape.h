@@ -6,7 +6,7 @@
 #pragma once
 #include "../../hopper/ring.cuh"
 #include "../../hopper/smem_tile.cuh"
-#include "../chunk/blocks.h"
+#include "../chunk/kda_blocks.h"
 
 namespace flashinfer {
 namespace recurrent {
@@ -32,7 +32,8 @@ struct Shape {
   static constexpr int PRODUCER_REGISTERS = 24;
   static constexpr int CONSUMER_REGISTERS = 240;
 
-  static constexpr int KEYS_AT = 0;
+  static constexpr bool CHANNEL_DECAY = false;
+  static constexpr int KEYS_AT = 0, ADDED_AT = 0;
   static constexpr int QUERIES_AT = 2 * SLAB_BYTES;
   static constexpr int VALUES_AT = 4 * SLAB_BYTES;
   static constexpr int BLOCK_AT = VALUES_AT + WARPGROUPS * SLAB_BYTES;
@@ -42,6 +43,30 @@ struct Shape {
   static constexpr int OUTPUT_AT = STAGES * STAGE_BYTES;
   static constexpr int BARRIERS_AT = OUTPUT_AT + WARPGROUPS * SLAB_BYTES;
   static constexpr int BYTES = BARRIERS_AT + 2 * STAGES * 8 + hopper::SLAB_ALIGNMENT;
+  static constexpr int LISTS_AT = BLOCK_AT + BLOCK_DECAYS_AT, LISTS_STRIDE = STAGE_BYTES;
+  static_assert(BYTES <= 232448, "shared memory of a block");
+};
+
+/// The same for decays of channels (chunk/kda_blocks.h): a stage has the block, then values. Lists of all stages follow the
+/// outputs: stages are multiples of 1024 bytes, and with them three would not fit.
+template <int WARPGROUPS_>
+struct KdaShape {
+  static constexpr int WARPGROUPS = WARPGROUPS_;
+  static constexpr int CONSUMERS = WARPGROUPS * WARPGROUP;
+  static constexpr int THREADS = CONSUMERS + WARPGROUP;
+  static constexpr int STAGES = WARPGROUPS == 1 ? 3 : 2;
+  static constexpr int PRODUCER_REGISTERS = 24;
+  static constexpr int CONSUMER_REGISTERS = 240;
+
+  static constexpr bool CHANNEL_DECAY = true;
+  static constexpr int KEYS_AT = 0, QUERIES_AT = KDA_QUERIES_AT, ADDED_AT = KDA_ADDED_AT, BLOCK_AT = KDA_MATRICES_AT;
+  static constexpr int VALUES_AT = KDA_LISTS_AT;
+  static constexpr int STAGE_BYTES = VALUES_AT + WARPGROUPS * SLAB_BYTES;
+  static constexpr int LOADED_BYTES = STAGE_BYTES + KDA_LISTS_BYTES;
+  static constexpr int OUTPUT_AT = STAGES * STAGE_BYTES;
+  static constexpr int LISTS_AT = OUTPUT_AT + WARPGROUPS * SLAB_BYTES, LISTS_STRIDE = KDA_LISTS_BYTES;
+  static constexpr int BARRIERS_AT = LISTS_AT + STAGES * LISTS_STRIDE;
+  static constexpr int BYTES = BARRIERS_AT + 2 * STAGES * 8;  // dynamic memory is aligned to 1024 here
   static_assert(BYTES <= 232448, "shared memory of a block");
 };
 
@@ -53,12 +78,15 @@ struct Shared {
   uint32_t base;  // aligned to 1024
 
   __device__ __forceinline__ uint32_t Keys(int stage) const { return Stage(stage) + Shape::KEYS_AT; }
+  __device__ __forceinline__ uint32_t Added(int stage) const { return Stage(stage) + Shape::ADDED_AT; }
   __device__ __forceinline__ uint32_t Queries(int stage) const { return Stage(stage) + Shape::QUERIES_AT; }
   __device__ __forceinline__ uint32_t Values(int stage, int group) const {
     return Stage(stage) + Shape::VALUES_AT + group * SLAB_BYTES;
   }
   __device__ __forceinline__ uint32_t Block(int stage) const { return Stage(stage) + Shape::BLOCK_AT; }
-  __device__ __forceinline__ uint32_t Decays(int stage) const { return Block(stage) + BLOCK_DECAYS_AT; }
+  __device__ __forceinline__ uint32_t Lists(int stage) const {
+    return base + Shape::LISTS_AT + stage * Shape::LISTS_STRIDE;
+  }
   __device__ __forceinline__ uint32_t Output(int group) const { return base + Shape::OUTPUT_AT + group * SLAB_BYTES; }
   __device__ __forceinline__ hopper::Ring<Shape::STAGES> Ring() const { return {base + Shape::BARRIERS_AT}; }
 

@@ -68,59 +68,6 @@ __device__ __forceinline__ Item TransferOf(const DeltaParams<T>& p) {
 
 #endif
 
-constexpr int START_ROWS = 16, START_THREADS = 256;  // rows of a state that a block follows over the parts
-
-/// Compute the states at the start of the parts of a request: S <- S M + N. A thread has a column of 8 rows.
-template <typename T>
-__global__ void __launch_bounds__(START_THREADS) StartStatesKernel(const __grid_constant__ DeltaParams<T> p) {
-  __shared__ __align__(16) float state[START_ROWS][DIM];
-  constexpr int BLOCKS = DIM / START_ROWS, OWN = START_ROWS * DIM / START_THREADS;
-  const int part = blockIdx.x % BLOCKS, rest = blockIdx.x / BLOCKS, head = rest % p.num_heads,
-            number = rest / p.num_heads;
-  const int column = threadIdx.x % DIM, first = threadIdx.x / DIM * OWN, row = part * START_ROWS;
-  ptx::GridDependencyWait();
-  ptx::LaunchDependents();
-  const Request request = p.RequestOf(number);
-  const int64_t slot = FirstChunkSlot(number, request.begin, p.segment), own = p.slots[number];
-  const States m = StatesOf(p, PartState::kTransfer), n = StatesOf(p, PartState::kAdded);
-  const States starts = StatesOf(p, PartState::kStart);
-  float s[OWN];
-#pragma unroll
-  for (int i = 0; i < OWN; ++i) {
-    s[i] = 0.f;
-    if (p.initial.data == nullptr) continue;
-    const int64_t at =
-        own * p.initial.slot + head * p.initial.head + (row + first + i) * p.initial.v + column * p.initial.k;
-    WithStateType(p.initial.type,
-                  [&](auto zero) { s[i] = float(static_cast<const decltype(zero)*>(p.initial.data)[at]); });
-  }
-  for (int64_t j = 0; (j + 1) * p.segment < request.length; ++j) {
-    const int64_t at = (slot + j) * m.slot + head * m.head;
-    const float* const transfer = static_cast<const float*>(m.data) + at + column;
-    const float* const added = static_cast<const float*>(n.data) + at + (row + first) * DIM + column;
-    float next[OWN];
-#pragma unroll
-    for (int i = 0; i < OWN; ++i) {
-      state[first + i][column] = s[i];
-      next[i] = added[i * DIM];
-    }
-    __syncthreads();
-#pragma unroll 4
-    for (int k = 0; k < DIM; k += 4) {
-      const float x[4] = {transfer[k * DIM], transfer[(k + 1) * DIM], transfer[(k + 2) * DIM], transfer[(k + 3) * DIM]};
-#pragma unroll
-      for (int i = 0; i < OWN; ++i) {
-        const float4 y = *reinterpret_cast<const float4*>(&state[first + i][k]);
-        next[i] = fmaf(y.w, x[3], fmaf(y.z, x[2], fmaf(y.y, x[1], fmaf(y.x, x[0], next[i]))));
-      }
-    }
-    __syncthreads();
-    float* const to = static_cast<float*>(starts.data) + at + starts.slot + (row + first) * DIM + column;
-#pragma unroll
-    for (int i = 0; i < OWN; ++i) to[i * DIM] = s[i] = next[i];
-  }
-}
-
 }  // namespace sm90
 }  // namespace recurrent
 }  // namespace flashinfer

@@ -11,7 +11,7 @@ namespace ssd_sm90 {
 constexpr int ROWS = 64, DSTATE = 128;  // rows of a head in a block; numbers of a row of the state
 constexpr int STAGES = 4, STATE_STAGES = 2;
 constexpr int WARPGROUP = 128, THREADS = 4 * WARPGROUP;
-constexpr int PRODUCER_REGISTERS = 40, STATE_REGISTERS = 152, OUTPUT_REGISTERS = 160;
+constexpr int PRODUCER_REGISTERS = 56, STATE_REGISTERS = 152, OUTPUT_REGISTERS = 152;
 
 enum NamedBarrier : int {
   kStateBarrier = 1,
