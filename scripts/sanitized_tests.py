@@ -183,6 +183,7 @@ FAMILIES: dict[str, list[Pick]] = {
     "recurrent": [
         Pick("recurrent/test_gdn_prefill.py", "test_heads", 4),
         Pick("recurrent/test_gdn_prefill.py", "test_checkpoints_are_states_of_prefixes test_l2norm", 1),
+        Pick("recurrent/test_kda_prefill.py", "test_packed_sequences test_checkpoints", 1),
     ],
     "indexer": [
         Pick("indexer/test_mqa_logits.py", "test_scores", 3),

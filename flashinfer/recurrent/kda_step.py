@@ -21,6 +21,7 @@ from ..trace.templates.recurrent import (
     packed_kda_decode_trace,
 )
 from .gdn_step import outputs_like
+from .kda_prefill import LONG, run_chunks, serves
 
 __all__ = ["fused_kda_decode", "packed_fused_kda_decode", "packed_kda_decode"]
 
@@ -69,6 +70,16 @@ def run_step(
     first_slot: int,
     function: int,
 ) -> None:
+    if q.shape[1] >= LONG and q.is_cuda and function == RECURRENT and writes_final and not writes_each:
+        by_token = (num_accepted_tokens, initial_state_source, correction_cache, kg_cache)
+        if all(x is None for x in by_token) and serves(
+            q, k, v, g, ssm_state_indices, cu_seqlens, checkpoint_every_n_tokens
+        ):
+            return run_chunks(
+                out, q, k, v, g, beta, A_log, dt_bias, state, ssm_state_indices, cu_seqlens, gate, lower_bound,
+                q.shape[-1] ** -0.5 if scale != scale else scale, use_qk_l2norm_in_kernel, beta_is_logit,
+                state_checkpoints, checkpoint_cu_starts, checkpoint_state_indices, checkpoint_every_n_tokens,
+            )  # fmt: skip
     _native_step[q.is_cuda](
         out, q, k, v, g, beta, A_log, dt_bias, state, ssm_state_indices, num_accepted_tokens, initial_state_source,
         initial_state_indices, cu_seqlens, writes_each, writes_final, gate, lower_bound, scale, use_qk_l2norm_in_kernel,

@@ -9,6 +9,7 @@ from ..core import JitSpec
 from .gdn_prefill import gen_gdn_prefill_module as gen_gdn_prefill_module
 from .gdn_prefill import gen_gdn_prefill_modules
 from .gdn_step import gen_gdn_step_modules
+from .kda_prefill import gen_kda_prefill_modules
 from .kda_step import gen_kda_step_modules
 from .mamba import gen_mamba_modules
 
@@ -18,6 +19,7 @@ __all__ = ["gen_recurrent_modules"]
 _PARTS: tuple[Callable[[str], Iterator[JitSpec]], ...] = (
     gen_gdn_prefill_modules,
     gen_gdn_step_modules,
+    gen_kda_prefill_modules,
     gen_kda_step_modules,
     gen_mamba_modules,
 )
