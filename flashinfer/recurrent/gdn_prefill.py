@@ -109,6 +109,21 @@ def _gdn_prefill(
     )
 
 
+def _are_plain(
+    g: Optional[torch.Tensor],
+    beta: Optional[torch.Tensor],
+    output: Optional[torch.Tensor],
+    initial_state: Optional[torch.Tensor],
+) -> bool:
+    """Return True if the optional tensors need no copy: the common case, in fewer steps than `_split_fault`."""
+    return (
+        (g is None or (g.dtype is torch.float32 and g.is_contiguous()))
+        and (beta is None or (beta.dtype is torch.float32 and beta.is_contiguous()))
+        and (output is None or output.is_contiguous())
+        and (initial_state is None or initial_state.is_contiguous())
+    )
+
+
 def _split_fault(*tensors: tuple[str, Optional[torch.Tensor], Optional[torch.dtype]]) -> str:
     """Return why the split form does not take the tensors; empty if it does."""
     for name, x, dtype in tensors:
@@ -224,13 +239,17 @@ def chunk_gated_delta_rule(
     if dim != 128:
         raise ArgumentError(f"{OP}: q must have head dimension 128, got {dim}")
     packed = None if state_indices is not None else initial_state
-    rows = (("q", q, None), ("k", k, None), ("v", v, None), ("output", output, None), ("initial_state", packed, None))
-    fault = _split_fault(("g", g, torch.float32), ("beta", beta, torch.float32), *rows) if use_cp is not False else ""
+    fault = ""
+    is_plain = q.is_contiguous() and k.is_contiguous() and v.is_contiguous() and _are_plain(g, beta, output, packed)
+    if use_cp is not False and not is_plain:
+        gates = (("g", g, torch.float32), ("beta", beta, torch.float32))
+        optional = (("output", output, None), ("initial_state", packed, None))
+        fault = _split_fault(*gates, ("q", q, None), ("k", k, None), ("v", v, None), *optional)
     if fault and use_cp is True:
         raise ArgumentError(f"{OP}: {fault} (for use_cp=True)")
     if fault:
         warnings.warn(f"{OP}: {fault}, so that requests are not split (use_cp='auto')", RuntimeWarning, stacklevel=3)
-    if fault or use_cp is False:
+    if not is_plain and (fault or use_cp is False):
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         g, beta = (None if x is None else x.to(torch.float32).contiguous() for x in (g, beta))
     if output_final_state and output_state is None:
