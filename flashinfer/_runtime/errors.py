@@ -9,6 +9,7 @@ __all__ = [
     "ArgumentError",
     "BackendSupportedError",
     "GPUArchitectureError",
+    "InternalError",
     "LibraryError",
     "MissingJITCacheError",
 ]
@@ -24,6 +25,10 @@ class BackendSupportedError(Exception):
 
 class GPUArchitectureError(Exception):
     """The GPU is too old (or too new) for the call."""
+
+
+class InternalError(RuntimeError):
+    """A broken invariant of native code: our bug, not the caller's."""
 
 
 class LibraryError(Exception):

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO, Optional
 
-from .._runtime.errors import ArgumentError
+from .._runtime.errors import ArgumentError, InternalError
 from . import env as jit_env
 from .context import current_compilation_context
 from .cuda_runtime import load_missing_cudart
@@ -104,7 +104,8 @@ def _load(path: Path, file: BinaryIO) -> Any:
 def _load_library(path: Path, file: BinaryIO) -> Any:
     """Load ``file``, which was opened as ``path``, even if another file has taken the name ``path`` since."""
     tvm_ffi = find_tvm_ffi()
-    tvm_ffi.register_error("ArgumentError", ArgumentError)
+    for kind in (ArgumentError, InternalError, NotImplementedError):  # others of native code become RuntimeError
+        tvm_ffi.register_error(kind.__name__, kind)
     if not is_whole_library(file):
         raise RuntimeError(f"{path} is not a complete shared library")
     logger.debug("loading %s", path)

@@ -85,3 +85,16 @@ def test_modules_behind_other_names():
     assert spec.name.startswith("batch_prefill") and "e4m3" in spec.name
     sizes = flashinfer.mla.MLAHeadDimensions(128, 64, 128, 512)
     assert flashinfer.mla.MLALayerDimensions(sizes, 16).head_dimensions.kv_lora_rank == 512
+
+
+def test_majors_of_the_tutorial(monkeypatch):
+    """Check the tutorial's MLA generator: other targets raise what the context raises, its own what is missing."""
+    from flashinfer.jit import current_compilation_context as context
+    from flashinfer.jit.attention import gen_mla_module
+
+    monkeypatch.setattr(context, "TARGET_CUDA_ARCHS", {(9, "0a")})
+    with pytest.raises(RuntimeError, match=r"No supported CUDA architectures found for major versions \[10, 11\]"):
+        gen_mla_module()
+    monkeypatch.setattr(context, "TARGET_CUDA_ARCHS", {(10, "0a")})
+    with pytest.raises(BackendSupportedError, match="needs kernels for SM100"):
+        gen_mla_module()

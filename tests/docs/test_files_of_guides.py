@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import importlib
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,34 @@ def test_files(path):
 @pytest.mark.parametrize("name", MODULES)
 def test_modules(name):
     importlib.import_module(f"flashinfer.{name}")
+
+
+TREE = [
+    *(f"include/flashinfer/{name}" for name in ("attention", "gemm", "comm", "mma.cuh", "utils.cuh")),
+    *("csrc", "flashinfer/comm", "flashinfer/jit/core.py", "flashinfer/jit/cpp_ext.py", "flashinfer/jit/env.py"),
+    *(f"flashinfer/jit/{name}" for name in ("attention", "gemm", "fused_moe")),
+    *(f"tests/{name}" for name in ("attention", "gemm", "moe", "comm", "utils")),
+]
+
+
+def test_tree_of_the_guide():
+    """Check folders of the guide; a generator with one file is a module of that name."""
+    missing = [path for path in TREE if not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()]
+    assert missing == []
+
+
+def test_third_party_code_is_explained():
+    """Check that `git submodule update` succeeds, and that each folder says where its contents come from."""
+    for name in ("cutlass", "spdlog"):
+        assert len((ROOT / "3rdparty" / name / "README.md").read_text()) > 100
+    if shutil.which("git") and (ROOT / ".git").exists():
+        subprocess.run(["git", "submodule", "update", "--init", "--recursive"], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("name", ["add-cuda-kernel", "benchmark-kernel", "debug-cuda-crash"])
+def test_skills_under_both_spellings(name):
+    folder = ROOT / ".claude" / "skills" / name
+    assert (folder / "SKILL.md").read_text() == (folder / "skill.md").read_text()
 
 
 def test_the_test_that_the_guide_runs():

@@ -22,6 +22,10 @@ void fail(int64_t kind, int64_t value) {
     case 6:
       TVM_FFI_ICHECK_EQ(value, 1000) << "must be a thousand";
       break;
+    case 8:
+      TVM_FFI_LOG_AND_THROW(InternalError) << "internal " << value;
+    case 9:
+      TVM_FFI_LOG_AND_THROW(NotImplementedError) << "missing " << value;
     default:
       CheckStatus("probe", flashinfer::Status(value));
   }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashinfer._runtime.errors import ArgumentError
+from flashinfer._runtime.errors import ArgumentError, InternalError
 from flashinfer.jit import env as jit_env
 from flashinfer.jit import gen_jit_spec
 
@@ -45,8 +45,8 @@ def probe(spec):
         (1, TypeError, "type 7"),
         (2, RuntimeError, "runtime 7"),
         (3, ArgumentError, "argument 7"),
-        (5, RuntimeError, "invariant 7"),
-        (6, RuntimeError, r"7 vs\. 1000.*must be a thousand"),
+        (5, InternalError, "invariant 7"),
+        (6, InternalError, r"7 vs\. 1000.*must be a thousand"),
         (7, RuntimeError, "probe: CPU kernel failed with status 7"),
     ],
 )
@@ -69,6 +69,14 @@ def test_log_and_throw_logs_first(probe, capfd):
     with pytest.raises(ValueError, match="value must be another, got 7"):
         probe.fail(0, 7)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind, error, text", [(8, InternalError, "internal 7"), (9, NotImplementedError, "missing 7")])
+def test_other_classes_are_logged_and_arrive(probe, capfd, kind, error, text):
+    """The tutorial throws these two by name; a caller that catches RuntimeError catches both."""
+    with pytest.raises(RuntimeError, match=text) as caught:
+        probe.fail(kind, 7)
+    assert type(caught.value) is error and text in capfd.readouterr().err
 
 
 def test_success_is_silent(probe):

@@ -8,6 +8,7 @@ from typing import Any, Callable, NoReturn, Optional
 import torch
 
 from ..._runtime.errors import BackendSupportedError
+from ..context import current_compilation_context
 from ..core import JitSpec
 from .modules import gen_batch_prefill_module
 
@@ -15,6 +16,7 @@ __all__ = [
     "gen_cudnn_fmha_module",
     "gen_fmha_cutlass_sm100a_module",
     "gen_fmha_v2_module",
+    "gen_mla_module",
     "gen_nvfp4_attention_sm120_module",
     "gen_trtllm_fmha_v2_sm120_module",
     "gen_trtllm_gen_fmha_module",
@@ -31,6 +33,15 @@ def gen_fmha_v2_module(
     dtype = torch.bfloat16 if input_dtype.itemsize == 1 else input_dtype
     types = (dtype, input_dtype, dtype, torch.int32)
     return gen_batch_prefill_module("fa2", *types, 128, 128, 0, False, False, False, device=device)
+
+
+def gen_mla_module() -> NoReturn:
+    """Refuse: the published module holds MLA kernels for SM100 and SM110 (see ``gen_batch_mla_module`` for ours).
+
+    Other targets raise what the compilation context raises: no supported CUDA architectures.
+    """
+    current_compilation_context.get_nvcc_flags_list(supported_major_versions=[10, 11])
+    raise BackendSupportedError("gen_mla_module: there is no such module here (it needs kernels for SM100)")
 
 
 def _absent(name: str, reason: str) -> Callable[..., NoReturn]:
