@@ -122,6 +122,11 @@ class CompilationContext:
         """Determine the targets anew at the next read."""
         self._known = None
 
+    @staticmethod
+    def _normalize_cuda_arch(major: int, minor: int) -> Target:
+        """Return the target of a device, such as ``(9, "0a")``; vLLM asks for it to word an error."""
+        return _with_suffix(major, minor)
+
     def _detect(self) -> set[Target]:
         """Return the targets of the visible GPUs. Having none is reported only when something is to be compiled."""
         try:
