@@ -216,3 +216,32 @@ def rotary() -> None:
     call(positions, q, k, dim, cache, True)
     for found, wanted in zip((q, k), expected, strict=True):
         torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
+
+
+@case("vllm", "Mamba-2 decode: FlashInferSSUBackend", "mamba.selective_state_update")
+def mamba_decode() -> None:
+    from vllm.model_executor.layers.mamba.ops.ssu_dispatch import FlashInferSSUBackend
+
+    torch.manual_seed(0)
+    batch, heads, dim, states, groups = 3, 4, 64, 128, 2
+    settings = SimpleNamespace(
+        ssu_algorithm=None, enable_stochastic_rounding=False, stochastic_rounding_philox_rounds=None
+    )
+    state = torch.randn(5, heads, dim, states)
+    x, z = (torch.randn(batch, heads, dim).bfloat16() for _ in range(2))
+    b, c = (torch.randn(batch, groups, states).bfloat16() for _ in range(2))
+    step, bias, a, d = torch.randn(batch, heads), torch.randn(heads), -torch.rand(heads), torch.randn(heads)
+    wide = [v[..., None].expand(*v.shape, dim) for v in (step, bias, d)]  # vLLM passes numbers of heads this way
+    slots = torch.tensor([4, 0, 2], dtype=torch.int32)
+    before, out = state.double(), torch.empty_like(x)
+    FlashInferSSUBackend(settings)(
+        state, x, wide[0], a[:, None, None].expand(heads, dim, states), b, c, wide[2], wide[1], z=z, dt_softplus=True,
+        state_batch_indices=slots, null_block_id=-1, out=out,
+    )  # fmt: skip
+    rate = torch.nn.functional.softplus(step.double() + bias.double())[..., None, None]
+    b, c = (v.double().repeat_interleave(heads // groups, dim=1)[:, :, None] for v in (b, c))
+    after = before[slots.long()] * (rate * a.double()[:, None, None]).exp() + rate * b * x.double()[..., None]
+    y = (after * c).sum(-1) + d.double()[:, None] * x.double()
+    expected = y * torch.nn.functional.silu(z.double())
+    torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=5e-2)
+    torch.testing.assert_close(state[slots.long()].double(), after, rtol=1e-4, atol=1e-4)
