@@ -136,7 +136,7 @@ class BatchPrefillWithCausalBidirectionalRangesWrapper(BatchPrefillWithPagedKVCa
         disable_split_kv: bool = False,
         uniform_q_len: Optional[int] = None,
     ) -> None:
-        """Plan a batch as :meth:`BatchPrefillWithPagedKVCacheWrapper.plan` does.
+        r"""Plan a batch as :meth:`BatchPrefillWithPagedKVCacheWrapper.plan` does.
 
         Parameters
         ----------
@@ -151,6 +151,11 @@ class BatchPrefillWithCausalBidirectionalRangesWrapper(BatchPrefillWithPagedKVCa
             Those that the wrapper was made for, which None stands for.
         custom_mask, packed_custom_mask, prefix_len_ptr, logits_soft_cap, max_sequence_kv
             None.
+        qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads, page_size, \
+        use_fp16_qk_reduction, sm_scale, rope_scale, rope_theta, non_blocking, token_pos_in_items_ptr, \
+        token_pos_in_items_len, max_item_len_ptr, seq_lens, seq_lens_q, block_tables, max_token_per_sequence, \
+        fixed_split_size, disable_split_kv, uniform_q_len
+            As for :meth:`BatchPrefillWithPagedKVCacheWrapper.plan`.
         """
         op = f"{_OP}.plan"
         if pos_encoding_mode != "NONE":
