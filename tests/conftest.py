@@ -12,6 +12,8 @@ import torch
 
 from flashinfer._runtime.errors import MissingJITCacheError
 from flashinfer.attention import options
+from flashinfer.jit import JitSpec
+from flashinfer.jit.attention.generate import AttentionModule
 from flashinfer.prefill import planning, single
 from flashinfer.testing import set_seed
 
@@ -20,6 +22,22 @@ from . import lanes
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 _missing_modules: list[str] = []
+
+_described = AttentionModule.spec
+
+
+def _spec_of_tests(module: AttentionModule) -> JitSpec:
+    """Describe variants that a test or an API declares without optimisation on the CPU: about half of the time.
+
+    Modules of built-in variants, which have the same kernels and launchers, are compiled as users compile them.
+    """
+    spec = _described(module)
+    if module.device == "cpu" and module.variant_decl and "-O0" not in spec.extra_cflags:
+        spec.extra_cflags.append("-O0")
+    return spec
+
+
+AttentionModule.spec = _spec_of_tests
 
 #: Each run draws the same examples, so that a change and not chance decides; ``make test-all`` draws new ones.
 #: Machines of the CI are shared: no example has a deadline. Fixtures of a function hold paths and patches, not state.

@@ -7,7 +7,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from flashinfer.aot import FAMILIES as BUILT
+
+from ..fresh_process import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -50,7 +51,7 @@ def test_every_pick_has_tests(tmp_path):
     out = tmp_path / "sizes.json"
     env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}"}
     program = COLLECT.replace("OUT", str(out))
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL)
+    run_python(["-c", program], env=env, cwd=ROOT, check=True)
     sizes = json.loads(out.read_text())
     few = [(name, pick) for name, picks in sizes.items() for pick in picks if pick[3] < len(pick[1].split())]
     assert few == []
