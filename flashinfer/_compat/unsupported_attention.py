@@ -55,6 +55,7 @@ PREFILL_NAMES = {
         "get_trtllm_gen_fmha_module",
         "get_trtllm_gen_prefill_module",
         "trtllm_ragged_attention_deepseek",
+        "trtllm_sage_attention_quantize",
     ),
     **_traced(
         _SM100,

@@ -109,6 +109,7 @@ def mm_fp4(
     backend: str = "auto",
     use_nvfp4: bool = True,
     enable_pdl: bool = True,
+    skip_check: bool = False,
 ) -> torch.Tensor:
     r"""Multiply e2m1 matrices with a scale for each block: ``alpha * (a * a_descale) @ (b * b_descale)``.
 
@@ -136,6 +137,8 @@ def mm_fp4(
         Whether scales are e4m3 numbers; powers of two on the CPU only.
     enable_pdl : bool
         Accepted; torch has no such option.
+    skip_check : bool
+        Accepted; arguments are always checked.
 
     Returns
     -------
@@ -185,6 +188,7 @@ def mm_mxfp8(
     out_dtype: torch.dtype = torch.bfloat16,
     use_8x4_sf_layout: bool = False,
     backend: str = "auto",
+    skip_check: bool = False,
 ) -> torch.Tensor:
     r"""Multiply e4m3 matrices with a power of two for each 32 values of a row of ``a`` and a column of ``b``.
 
@@ -204,6 +208,8 @@ def mm_mxfp8(
         Whether ``a_descale`` is in tiles of 8 x 4; on the CPU only.
     backend : str
         ``"auto"`` or a published name: all are the product of torch.
+    skip_check : bool
+        Accepted; arguments are always checked.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of this package by vLLM 0.33.0 and 0.29.0 and by SGLang 0.5.19, and other published names.
+"""Calls of this package by vLLM 0.33.0 and SGLang 0.5.23, which require 0.7.2, and other published names.
 
-Calls of SGLang 0.5.23 are there for mixture of experts and its tuning on Hopper. Both new releases require 0.7.2.
+Calls of the releases before them (vLLM 0.29.0, SGLang 0.5.19) are there too.
 
 ``engine_calls.json`` holds facts of their published wheels: module, name, number of positional arguments, keywords, and
 attributes of our objects that they read. ``published_names.json`` holds the names that programs import, by module (""
