@@ -131,6 +131,8 @@ _OF_GROUPED_MM = ("grouped_mm_bf16", "grouped_mm_fp4", "grouped_mm_fp8", "groupe
 
 #: Names of fused_moe that callers import from here.
 _OF_FUSED_MOE = (
+    "cudnn_frost_grouped_gemm1_swiglu",
+    "cudnn_frost_grouped_gemm1_swiglu_workspace_size",
     "cutlass_fused_moe",
     "reorder_rows_for_gated_act_gemm",
     "trtllm_bf16_moe",
@@ -140,6 +142,7 @@ _OF_FUSED_MOE = (
     "trtllm_fp8_block_scale_moe",
     "trtllm_fp8_block_scale_routed_moe",
     "trtllm_fp8_per_tensor_scale_moe",
+    "trtllm_fp8_per_tensor_scale_routed_moe",
 )
 
 #: Names of indexer that callers import from here.

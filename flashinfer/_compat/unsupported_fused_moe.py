@@ -6,6 +6,8 @@ from __future__ import annotations
 from .unsupported import needs
 
 __all__ = [
+    "cudnn_frost_grouped_gemm1_swiglu",
+    "cudnn_frost_grouped_gemm1_swiglu_workspace_size",
     "setup_cubin_loader",
     "trtllm_bf16_moe",
     "trtllm_bf16_routed_moe",
@@ -23,6 +25,8 @@ __all__ = [
 _CALLBACK = "a module that loads pre-built kernels by a callback, which this package does not have"
 _GPU = "a Blackwell GPU (SM100) and kernels for it, which this package does not have"
 
+cudnn_frost_grouped_gemm1_swiglu = needs("cudnn_frost_grouped_gemm1_swiglu", _GPU)
+cudnn_frost_grouped_gemm1_swiglu_workspace_size = needs("cudnn_frost_grouped_gemm1_swiglu_workspace_size", _GPU)
 setup_cubin_loader = needs("setup_cubin_loader", _CALLBACK)
 trtllm_bf16_moe = needs("trtllm_bf16_moe", _GPU)
 trtllm_bf16_routed_moe = needs("trtllm_bf16_routed_moe", _GPU)

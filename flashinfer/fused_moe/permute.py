@@ -50,6 +50,8 @@ def moe_permute(
     top_k: int,
     tile_size: int,
     enable_pdl: bool = False,
+    input_sf: Optional[torch.Tensor] = None,
+    permuted_sf: Optional[torch.Tensor] = None,
 ) -> None:
     r"""Copy the row of each token to the rows of its experts.
 
@@ -71,6 +73,9 @@ def moe_permute(
         Rows of a tile. Not read.
     enable_pdl : bool
         Whether the kernel may start before the kernel before it has ended.
+    input_sf, permuted_sf : Optional[torch.Tensor]
+        Scales of the tokens, ``(num_tokens, scales per row)``, and where those of the rows are written, likewise; both
+        or neither.
 
     Examples
     --------
@@ -87,8 +92,13 @@ def moe_permute(
             f"moe_permute: permuted_idx_to_expanded_idx must have max_num_permuted_tokens = {max_num_permuted_tokens} "
             f"elements, got {permuted_idx_to_expanded_idx.shape[0]}"
         )
-    rows = permuted_idx_to_expanded_idx[:max_num_permuted_tokens]
-    _moe_permute(permuted_output, input, rows, top_k, use_pdl(input, enable_pdl))
+    if (input_sf is None) != (permuted_sf is None):
+        given = "input_sf" if permuted_sf is None else "permuted_sf"
+        raise ArgumentError(f"moe_permute: input_sf and permuted_sf must both be given or neither, got {given} alone")
+    rows, pdl = permuted_idx_to_expanded_idx[:max_num_permuted_tokens], use_pdl(input, enable_pdl)
+    _moe_permute(permuted_output, input, rows, top_k, pdl)
+    if input_sf is not None and permuted_sf is not None:
+        _moe_permute(permuted_sf, input_sf, rows, top_k, pdl)
 
 
 @flashinfer_api(trace=moe_unpermute_trace)
@@ -100,6 +110,7 @@ def moe_unpermute(
     num_tokens: int,
     top_k: int,
     enable_pdl: bool = False,
+    input_is_expanded: bool = False,
 ) -> None:
     r"""Add up the rows of each token: ``output[t] = sum_s topk_scales[t, s] * permuted_input[row of (t, s)]``.
 
@@ -122,6 +133,9 @@ def moe_unpermute(
         Slots of a token.
     enable_pdl : bool
         Whether the kernel may start before the kernel before it has ended.
+    input_is_expanded : bool
+        Whether row ``token * top_k + slot`` of ``permuted_input`` is that of a slot, whatever its permuted row: only
+        the sign of ``expanded_idx_to_permuted_idx`` counts then.
 
     Examples
     --------
@@ -137,4 +151,12 @@ def moe_unpermute(
             f"moe_unpermute: expanded_idx_to_permuted_idx must be (num_tokens, top_k) = ({num_tokens}, {top_k}), got "
             f"{tuple(rows.shape)}"
         )
+    if input_is_expanded:
+        if permuted_input.shape[0] < rows.numel():
+            raise ArgumentError(
+                f"moe_unpermute: permuted_input must have num_tokens * top_k = {rows.numel()} rows with "
+                f"input_is_expanded, got {permuted_input.shape[0]}"
+            )
+        places = torch.arange(rows.numel(), dtype=rows.dtype, device=rows.device).view(rows.shape)
+        rows = torch.where(rows < 0, rows, places)
     _moe_unpermute(output, permuted_input, rows.view(num_tokens, top_k), topk_scales, use_pdl(output, enable_pdl))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Callable, Sequence
+from typing import Callable, Optional, Sequence
 
 import torch
 
@@ -62,14 +62,24 @@ def make_hybrid_bucket_mapper(max_num_tokens: int) -> Callable[[int], int]:
 
 
 @explain_type_errors
-def make_random_topk_ids(num_experts: int, num_tokens: int, top_k: int, device: torch.device) -> torch.Tensor:
+def make_random_topk_ids(
+    num_experts: int,
+    num_tokens: int,
+    top_k: int,
+    device: torch.device,
+    generator: Optional[torch.Generator] = None,
+) -> torch.Tensor:
     """Choose ``top_k`` different experts for each token: ``(num_tokens, top_k)`` int32."""
     if not 0 <= top_k <= num_experts or num_tokens < 0:
         raise ArgumentError(
             f"make_random_topk_ids: top_k must be from 0 to num_experts and num_tokens at least 0, got {top_k}, "
             f"{num_experts} and {num_tokens}"
         )
-    return torch.rand(num_tokens, num_experts, device=device).topk(top_k, dim=1).indices.to(torch.int32)
+    return (
+        torch.rand(num_tokens, num_experts, device=device, generator=generator)
+        .topk(top_k, dim=1)
+        .indices.to(torch.int32)
+    )
 
 
 @explain_type_errors

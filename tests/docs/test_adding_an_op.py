@@ -60,6 +60,7 @@ def test_files_of_an_argument_of_experts():
     named = re.findall(r"`((?:flashinfer|csrc|include)/[\w/.]+)`", section)
     folders = [ROOT / name for name in ("flashinfer", "csrc", "include")]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".cu", ".cuh", ".h")]
-    found = [path.relative_to(ROOT) for path in files if "data" not in path.parts]
+    # fused_moe/cute_dsl checks arguments of published kernels, which are not those of a layer here.
+    found = [path.relative_to(ROOT) for path in files if not {"data", "cute_dsl"} & set(path.parts)]
     assert sorted(named) == sorted(str(path) for path in found if "situ_linear_beta" in (ROOT / path).read_text())
     assert len(named) <= 7

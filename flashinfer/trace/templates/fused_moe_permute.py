@@ -34,9 +34,12 @@ def _moe_unpermute_reference(
     output: torch.Tensor,
     expanded_idx_to_permuted_idx: torch.Tensor,
     topk_scales: Optional[torch.Tensor],
+    input_is_expanded: bool = False,
     **_: Any,
 ) -> torch.Tensor:
     index = expanded_idx_to_permuted_idx.view(output.shape[0], -1).long()
+    if input_is_expanded:
+        index = torch.where(index < 0, index, torch.arange(index.numel(), device=index.device).view(index.shape))
     rows = permuted_input.float()[index.clamp(min=0)].masked_fill((index < 0).unsqueeze(2), 0.0)
     if topk_scales is not None:
         rows = rows * topk_scales.unsqueeze(2)

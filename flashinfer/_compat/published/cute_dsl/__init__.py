@@ -9,7 +9,13 @@ from flashinfer._compat.published.cute_dsl.utils import convert_sf_from_mma_layo
 from flashinfer._compat.published.cute_dsl.utils import convert_sf_to_mma_layout as convert_sf_to_mma_layout
 from flashinfer._compat.published.cute_dsl.utils import get_mma_sf_shape as get_mma_sf_shape
 from flashinfer._compat.published.cute_dsl.utils import get_num_sm as get_num_sm
+from flashinfer._compat.published.cute_dsl.utils import is_cute_dsl_arch_supported as is_cute_dsl_arch_supported
 from flashinfer._compat.published.cute_dsl.utils import is_cute_dsl_available as is_cute_dsl_available
+from flashinfer._compat.published.cute_dsl.utils import (
+    is_cute_dsl_experimental_available as is_cute_dsl_experimental_available,
+)
+from flashinfer._compat.published.cute_dsl.utils import is_rubin_cute_dsl_available as is_rubin_cute_dsl_available
+from flashinfer._compat.published.cute_dsl.utils import require_cute_dsl_arch as require_cute_dsl_arch
 
 from .add_rmsnorm_fp4quant import add_rmsnorm_fp4quant as add_rmsnorm_fp4quant
 from .dsl import FusedAddRMSNormKernel as FusedAddRMSNormKernel

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Union
+
 import torch
 
 from flashinfer._runtime.arch import get_device_sm_count as get_num_sm
@@ -14,12 +16,38 @@ __all__ = [
     "convert_sf_to_mma_layout",
     "get_mma_sf_shape",
     "get_num_sm",
+    "is_cute_dsl_arch_supported",
     "is_cute_dsl_available",
+    "is_cute_dsl_experimental_available",
+    "is_rubin_cute_dsl_available",
+    "require_cute_dsl_arch",
 ]
 
 
 def is_cute_dsl_available() -> bool:
     """Return False: no kernel of this package is written in the CuTe DSL, whether or not the DSL is installed."""
+    return False
+
+
+def is_cute_dsl_arch_supported(major: int, minor: int, native_only: bool = False) -> bool:
+    """Return False: there is no kernel in the CuTe DSL for any architecture here."""
+    return False
+
+
+def require_cute_dsl_arch(device: Union[torch.device, str, int]) -> None:
+    """Raise ``NotImplementedError``: there is no kernel in the CuTe DSL for the architecture of a device here."""
+    raise NotImplementedError(
+        f"require_cute_dsl_arch: device must have kernels in the CuTe DSL, of which this package has none, got {device}"
+    )
+
+
+def is_rubin_cute_dsl_available() -> bool:
+    """Return False: no kernel of this package is written in the CuTe DSL for SM107."""
+    return False
+
+
+def is_cute_dsl_experimental_available() -> bool:
+    """Return False: no kernel of this package is written in the experimental part of the CuTe DSL."""
     return False
 
 
