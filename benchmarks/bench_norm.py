@@ -183,6 +183,17 @@ def fused_rmsnorm_silu(batch_size: int, hidden_size: int, out_dtype: torch.dtype
     )
 
 
+@case("fused_add_rmsnorm_fp8_block_quant", cpu=grid(rows=[64]), cuda=grid(rows=[64, 4096], hidden=[7168]))
+def fused_add_rmsnorm_fp8_block_quant(rows: int, hidden: int = 7168) -> Bench:
+    x, r, y = rand(rows, hidden, bf16), rand(rows, hidden, bf16), empty(rows, hidden, bf16)
+    w, out, scale = rand(hidden, bf16), empty(rows, hidden, torch.float8_e4m3fn), empty(hidden // 128, rows, fp32)
+    return Bench(
+        run=lambda out, scale, y, x, r: norm.fused_add_rmsnorm_fp8_block_quant(out, scale, y, x, r, w),
+        args=(out, scale, y, x, r),
+        bytes=nbytes(out, scale, y, x, r, r),
+    )
+
+
 @case("gated_residual_next_rmsnorm", cpu=grid(rows=[64]), cuda=grid(rows=[64, 4096]))
 def gated_residual_next_rmsnorm(rows: int, hidden: int = 8192) -> Bench:
     x, r, out, y = rand(rows, hidden, bf16), rand(rows, hidden), empty(rows, hidden, fp32), empty(rows, hidden, bf16)

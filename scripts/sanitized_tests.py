@@ -112,6 +112,7 @@ FAMILIES: dict[str, list[Pick]] = {
         Pick("fused_moe/test_monomoe.py", "test_one_token test_other_numbers_of_tokens"),
         Pick("fused_moe/test_monomoe_routed.py", "test_limits"),
     ],
+    "norm_block_quant": [Pick("norm/test_norm_block_quant.py", "test_values test_rows_of_wider_tensors", 3)],
     "gated_norm": [Pick("norm/test_gated_norm.py", "test_gated_residual test_gated_residual_next test_sigmoid_gate")],
     "mhc": [Pick("mhc/test_mhc.py", "test_post test_pre test_pre_with_prenorm")],
     "recurrent_delta": [

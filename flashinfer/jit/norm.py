@@ -11,6 +11,7 @@ from .core import JitSpec
 __all__ = [
     "gen_dit_layernorm_module",
     "gen_gated_norm_module",
+    "gen_norm_block_quant_module",
     "gen_norm_module",
     "gen_norm_modules",
     "gen_qk_rmsnorm_rope_module",
@@ -41,6 +42,11 @@ def gen_gated_norm_module(backend: str = "cuda") -> JitSpec:
     return stage("gated_norm", backend=backend, kernels={"bfloat16_t": {}})
 
 
+def gen_norm_block_quant_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of the residual RMSNorm that also quantises to e4m3 by blocks of 128 columns."""
+    return stage("norm_block_quant", backend=backend, kernels={"units": {"types": ("bfloat16_t", "float16_t")}})
+
+
 def gen_qk_rmsnorm_rope_module() -> JitSpec:
     """Describe the module of QK RMSNorm with 3-D rotary embedding; CUDA only."""
     return stage("qk_rmsnorm_rope", backend="cuda", kernels={"bfloat16_t": {}})
@@ -51,5 +57,6 @@ def gen_norm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     yield gen_norm_module(backend)
     yield gen_dit_layernorm_module(backend)
     yield gen_gated_norm_module(backend)
+    yield gen_norm_block_quant_module(backend)
     if backend == "cuda":
         yield gen_qk_rmsnorm_rope_module()

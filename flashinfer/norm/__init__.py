@@ -2,6 +2,7 @@
 """Normalisation: RMSNorm, LayerNorm, and their forms fused with what stands next to them in a model."""
 
 from ..jit.norm import gen_norm_module as gen_norm_module
+from .block_quant import fused_add_rmsnorm_fp8_block_quant
 from .cute_names import qk_rmsnorm_cute as qk_rmsnorm_cute
 from .dit_layernorm import (
     fused_dit_gate_residual_layernorm_gamma_beta,
@@ -33,6 +34,7 @@ _USE_CUDA_NORM = True  # engines ask which kernels the norms have: here always C
 
 __all__ = [
     "fused_add_rmsnorm",
+    "fused_add_rmsnorm_fp8_block_quant",
     "fused_add_rmsnorm_quant",
     "fused_dit_gate_residual_layernorm_gamma_beta",
     "fused_dit_gate_residual_layernorm_scale_shift",
