@@ -41,7 +41,7 @@ def _needs_gpu(
 fp4_quantize = _needs_gpu(
     "fp4_quantize",
     parameters="input, global_scale=None, sf_vec_size=16, sf_use_ue8m0=False, is_sf_swizzled_layout=True, "
-    "is_sf_8x4_layout=False, is_global_scale_inversed=False, enable_pdl=None, backend='cuda'",
+    "is_sf_8x4_layout=False, is_global_scale_inversed=False, enable_pdl=None, backend='cuda', nvfp4_4over6=...",
     trace=traces.fp4_quantize_trace,
 )
 mxfp4_quantize = _needs_gpu(
@@ -51,11 +51,13 @@ mxfp4_quantize = _needs_gpu(
 )
 mxfp8_grouped_quantize = _needs_gpu(
     "mxfp8_grouped_quantize",
-    parameters="a, mask",
+    parameters="a, mask, backend='cuda'",
     trace=traces.mxfp8_grouped_quantize_trace,
     bits=8,
 )
-nvfp4_batched_quantize = _needs_gpu("nvfp4_batched_quantize")
+nvfp4_batched_quantize = _needs_gpu(
+    "nvfp4_batched_quantize", parameters="a, a_global_sf, sf_vec_size=16, nvfp4_4over6=..."
+)
 nvfp4_kv_quantize = _needs_gpu(
     "nvfp4_kv_quantize",
     parameters="input, global_scale",
@@ -64,21 +66,26 @@ nvfp4_kv_quantize = _needs_gpu(
 nvfp4_quantize = _needs_gpu(
     "nvfp4_quantize",
     parameters="a, a_global_sf, sfLayout=0, do_shuffle=False, sf_vec_size=16, enable_pdl=None, backend='cuda', "
-    "per_token_activation=False, expanded_idx_to_permuted_idx=None",
+    "per_token_activation=False, expanded_idx_to_permuted_idx=None, nvfp4_4over6=..., out_scale=None",
     trace=traces.nvfp4_quantize_trace,
 )
 nvfp4_quantize_paged_kv_cache = _needs_gpu("nvfp4_quantize_paged_kv_cache")
-scaled_fp4_grouped_quantize = _needs_gpu("scaled_fp4_grouped_quantize")
+scaled_fp4_grouped_quantize = _needs_gpu(
+    "scaled_fp4_grouped_quantize", parameters="a, mask, a_global_sf, nvfp4_4over6=..."
+)
 silu_and_mul_nvfp4_quantize = _needs_gpu(
     "silu_and_mul_nvfp4_quantize",
     parameters="input, global_scale=None, sf_vec_size=16, is_sf_swizzled_layout=True, is_sf_8x4_layout=False, "
-    "enable_pdl=None",
+    "enable_pdl=None, nvfp4_4over6=...",
     trace=traces.silu_and_mul_nvfp4_quantize_trace,
 )
-silu_and_mul_scaled_nvfp4_experts_quantize = _needs_gpu("silu_and_mul_scaled_nvfp4_experts_quantize")
+silu_and_mul_scaled_nvfp4_experts_quantize = _needs_gpu(
+    "silu_and_mul_scaled_nvfp4_experts_quantize", parameters="a, mask, a_global_sf, nvfp4_4over6=..."
+)
 
 # Not at top level.
-per_token_group_quant_8bit = needs("per_token_group_quant_8bit", "the package cuda.tile")
+silu_and_mul_mxfp8_quantize = _needs_gpu("silu_and_mul_mxfp8_quantize")
+silu_and_mul_mxfp8_quantize_backward = _needs_gpu("silu_and_mul_mxfp8_quantize_backward")
 mxfp8_quantize_cute_dsl = needs("mxfp8_quantize_cute_dsl", "an SM100 GPU and the CuTe DSL")
 mxfp4_quantize_cute_dsl = needs("mxfp4_quantize_cute_dsl", "an SM100 GPU and the CuTe DSL")
 nvfp4_quantize_cute_dsl = needs("nvfp4_quantize_cute_dsl", "an SM100 GPU and the CuTe DSL")

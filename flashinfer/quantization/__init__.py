@@ -23,7 +23,10 @@ from .._compat.unsupported_quantization import mxfp4_quantize_cute_dsl as mxfp4_
 from .._compat.unsupported_quantization import mxfp8_quantize_cute_dsl as mxfp8_quantize_cute_dsl
 from .._compat.unsupported_quantization import nvfp4_quantize_cute_dsl as nvfp4_quantize_cute_dsl
 from .._compat.unsupported_quantization import nvfp4_quantize_per_token_cute_dsl as nvfp4_quantize_per_token_cute_dsl
-from .._compat.unsupported_quantization import per_token_group_quant_8bit as per_token_group_quant_8bit
+from .._compat.unsupported_quantization import silu_and_mul_mxfp8_quantize as silu_and_mul_mxfp8_quantize
+from .._compat.unsupported_quantization import (
+    silu_and_mul_mxfp8_quantize_backward as silu_and_mul_mxfp8_quantize_backward,
+)
 from ..jit.quantization import gen_fp4_quantization_module as gen_fp4_quantization_module
 from ..jit.quantization import gen_mx_quantization_module as gen_mx_quantization_module
 from ..jit.quantization import gen_nvfp4_kv_module as gen_nvfp4_kv_module
@@ -41,9 +44,12 @@ from .fp4_quantization import gen_fp4_quantization_sm90_module as gen_fp4_quanti
 from .fp4_quantization import get_fp4_quantization_module as get_fp4_quantization_module
 from .fp4_quantization import nvfp4_block_scale_interleave as nvfp4_block_scale_interleave
 from .fp8_quantization import mxfp8_dequantize_host, mxfp8_quantize
+from .groups import per_token_group_quant_8bit
 from .layout import SfLayout
 from .modules import get_packbits_module as get_packbits_module
 from .nvfp4_kv import nvfp4_kv_dequantize, nvfp4_kv_dequantize_paged
+from .nvfp4_quantization_utils import NVFP44Over6Config as NVFP44Over6Config
+from .nvfp4_quantization_utils import NVFP44Over6ErrMode as NVFP44Over6ErrMode
 from .packbits import packbits, segment_packbits
 
 __all__ = [
@@ -57,6 +63,7 @@ __all__ = [
     "nvfp4_kv_dequantize",
     "nvfp4_kv_dequantize_paged",
     "packbits",
+    "per_token_group_quant_8bit",
     "segment_packbits",
     "shuffle_matrix_a",
     "shuffle_matrix_sf_a",

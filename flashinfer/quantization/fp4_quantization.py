@@ -51,13 +51,15 @@ def _block_scale_interleave(out: torch.Tensor, unswizzled_sf: torch.Tensor) -> N
 
 @flashinfer_api(trace=block_scale_interleave_trace)
 @explain_type_errors
-def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
+def block_scale_interleave(unswizzled_sf: torch.Tensor, out: Optional[torch.Tensor] = None) -> torch.Tensor:
     r"""Bring row-major block scales into the 128 x 4 layout of block-scaled matrix units, padded with zeros.
 
     Parameters
     ----------
     unswizzled_sf : torch.Tensor
         ``(rows, cols)`` or ``(experts, rows, cols)``, uint8 or bfloat16, on a CPU or CUDA device.
+    out : Optional[torch.Tensor]
+        Contiguous, with as many elements as the result has and of its dtype; written, and returned with its shape.
 
     Returns
     -------
@@ -78,8 +80,15 @@ def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
         )
     rows, cols = unswizzled_sf.shape[-2:]
     experts = unswizzled_sf.shape[0] if unswizzled_sf.ndim == 3 else 1
-    out = unswizzled_sf.new_empty(experts * scale_count(rows, cols, SfLayout.layout_128x4))
-    _block_scale_interleave(out, unswizzled_sf.contiguous())
+    size = experts * scale_count(rows, cols, SfLayout.layout_128x4)
+    if out is None:
+        out = unswizzled_sf.new_empty(size)
+    elif out.numel() != size or out.dtype != unswizzled_sf.dtype or not out.is_contiguous():
+        raise ArgumentError(
+            f"block_scale_interleave: out must be contiguous with {size} elements of {unswizzled_sf.dtype}, got "
+            f"{tuple(out.shape)} of {out.dtype}"
+        )
+    _block_scale_interleave(out.view(-1), unswizzled_sf.contiguous())
     return out
 
 

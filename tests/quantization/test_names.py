@@ -12,6 +12,7 @@ import flashinfer
 from flashinfer._compat import unsupported_quantization as blackwell
 from flashinfer._runtime.errors import ArgumentError, BackendSupportedError
 from flashinfer.cute_dsl import utils as cute_dsl
+from flashinfer.quantization import nvfp4_quantization_utils as nvfp4
 from flashinfer.quantization.nvfp4_quantization_utils import (
     NVFP44Over6Config,
     NVFP44Over6ErrMode,
@@ -45,7 +46,7 @@ def test_needs_blackwell(name):
 
 
 def test_all_of_them_are_covered():
-    assert len(UNSUPPORTED) == 24
+    assert len(UNSUPPORTED) == 25
     assert set(blackwell.__all__) <= set(UNSUPPORTED)
 
 
@@ -88,6 +89,40 @@ def test_4over6_configuration_of_the_environment(monkeypatch):
     monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6_ERR_MODE", "mse")
     monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6_ERR_USE_FAST_MATH", "1")
     assert current_nvfp4_4over6_config() == NVFP44Over6Config(256, NVFP44Over6ErrMode.MSE, True)
+
+
+def test_4over6_arguments(monkeypatch):
+    """Left out, the environment decides and says so once it is on; None is off; a configuration is itself."""
+    config = NVFP44Over6Config(256, NVFP44Over6ErrMode.MSE, True)
+    assert flashinfer.NVFP44Over6Config is NVFP44Over6Config and flashinfer.NVFP44Over6ErrMode is NVFP44Over6ErrMode
+    assert nvfp4.resolve_nvfp4_4over6() is None and nvfp4.resolve_nvfp4_4over6(config) is config
+    codes = {None: 0, NVFP44Over6Config(): 1, NVFP44Over6Config(256): 3, config: 0b10111}
+    for one, code in codes.items():
+        assert nvfp4.nvfp4_4over6_code(one) == code and nvfp4.nvfp4_4over6_from_code(code) == one
+    assert nvfp4.nvfp4_4over6_cache_key(None) == "off" and nvfp4.nvfp4_4over6_cache_key(config) == "4over6_256_MSE_1"
+    assert nvfp4.nvfp4_4over6_cache_key(NVFP44Over6Config()) == "4over6_448_MAE_0"
+    assert nvfp4_e4m3_max() == 448 and nvfp4.nvfp4_per_token_scale_inv(config) == 1 / (6 * 256)
+    assert nvfp4.nvfp4_4over6_from_code(-1) is None
+    monkeypatch.setenv("FLASHINFER_NVFP4_4OVER6", "1")
+    with pytest.warns(FutureWarning, match="give nvfp4_4over6="):
+        assert nvfp4.resolve_nvfp4_4over6() == NVFP44Over6Config()
+    with pytest.warns(FutureWarning):
+        assert nvfp4.nvfp4_4over6_from_code(-1) == NVFP44Over6Config()
+    assert nvfp4.resolve_nvfp4_4over6(None) is None
+    with pytest.raises(TypeError, match="nvfp4_4over6 must be"):
+        nvfp4.resolve_nvfp4_4over6(True)
+    with pytest.raises(ValueError, match="must be either 256 or 448, got 300"):
+        NVFP44Over6Config(300)
+    with pytest.raises(ValueError, match="must be MAE or MSE, got 'mae'"):
+        NVFP44Over6Config(err_mode="mae")
+    with pytest.raises(ValueError, match="code must be"):
+        nvfp4.nvfp4_4over6_from_code(2)
+    for name in ("fp4_quantize", "nvfp4_quantize", "nvfp4_batched_quantize", "scaled_fp4_grouped_quantize"):
+        assert "nvfp4_4over6" in inspect.signature(getattr(flashinfer, name)).parameters
+    for name in ("silu_and_mul_nvfp4_quantize", "silu_and_mul_scaled_nvfp4_experts_quantize"):
+        assert "nvfp4_4over6" in inspect.signature(getattr(flashinfer, name)).parameters
+    assert "out_scale" in inspect.signature(flashinfer.nvfp4_quantize).parameters
+    assert "backend" in inspect.signature(flashinfer.mxfp8_grouped_quantize).parameters
 
 
 def test_labels_of_nvfp4():
