@@ -117,11 +117,6 @@ class JitSpec(ModuleSpec):
         """Return the paths of the libraries that serve this module: the pre-built ones, else the one of the cache."""
         return [artifact.path for artifact in self.aot_artifacts] or [self.get_library_path()]
 
-    @property
-    def aot_artifacts(self) -> tuple[jit_env.AOTArtifact, ...]:
-        """Return the pre-built libraries of this module that this machine can use; none if it has to be compiled."""
-        return (jit_env.AOTArtifact("flashinfer-python", self.aot_path, None),) if self.is_aot else ()
-
 
 _WRITE_NINJA = JitSpec.write_ninja
 

@@ -11,6 +11,8 @@ one of last resort, which must be ours from the start.
     FLASHINFER_GEN_SRC_DIR     <workspace>/generated         rendered and copied sources
     FLASHINFER_CSRC_DIR, FLASHINFER_INCLUDE_DIR              sources shipped with the package, read only
     FLASHINFER_AOT_DIR                                       pre-built modules, read only
+    FLASHINFER_AOT_PROVIDERS, FLASHINFER_AOT_DIRS            those of other distributions, and all folders
+    FLASHINFER_BASE_DIR                                      where the cache is
     FLASHINFER_CUBIN_DIR                                     downloaded binaries
     CUTLASS_INCLUDE_DIRS                                     two, for users' modules, where CUTLASS was put
     CCCL_INCLUDE_DIRS, SPDLOG_INCLUDE_DIR                    three and one, for users' modules in the same way
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
     CCCL_INCLUDE_DIRS: list[Path]
     SPDLOG_INCLUDE_DIR: Path
     FLASHINFER_DATA: Path
+    FLASHINFER_BASE_DIR: Path
+    FLASHINFER_AOT_PROVIDERS: tuple[AOTProvider, ...]
+    FLASHINFER_AOT_DIRS: tuple[Path, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,20 +228,21 @@ def companion_version(package: str) -> Optional[str]:
 
 def accepts_companion(version: str) -> bool:
     """Return True if a companion is of our release (ignoring what follows ``+``), or if the version check is off."""
-    return version.split("+")[0] == __version__.split("+")[0] or not _checks_versions()
+    return version.split("+")[0] == __version__.split("+")[0] or not checks_versions()
 
 
-def _checks_versions() -> bool:
+def checks_versions() -> bool:
+    """Tell whether the version of a companion matters."""
     return not knobs.disable_version_check and __version__ != "0.0.0+unknown"
 
 
-def _has_companion(package: str) -> bool:
+def has_companion(package: str) -> bool:
     """Return True if a companion package is installed and usable; warn about one of another release.
 
     Kernel binaries have no local version (``+cu130``), so theirs must be equal to ours.
     """
     version = companion_version(package)
-    is_whole = package != "flashinfer_cubin" or version == __version__ or not _checks_versions()
+    is_whole = package != "flashinfer_cubin" or version == __version__ or not checks_versions()
     if version is not None and not (accepts_companion(version) and is_whole):
         _warn_companion(package, version)
         return False
@@ -270,9 +276,47 @@ def has_flashinfer_cubin() -> bool:
 def _aot_dir() -> Path:
     if knobs.aot_dir:
         return knobs.aot_dir.absolute()
-    if _has_companion("flashinfer_jit_cache"):
-        return Path(importlib.import_module("flashinfer_jit_cache").get_jit_cache_dir())
+    if has_companion("flashinfer_jit_cache"):
+        of_package = getattr(importlib.import_module("flashinfer_jit_cache"), "get_jit_cache_dir", None)
+        if of_package is not None:  # one package with all modules, not one that names providers
+            return Path(of_package())
     return _PACKAGE / "data" / "aot"
+
+
+def _providers() -> Any:
+    """Return the module that finds providers; it reads this one, so that it is imported when it is needed."""
+    return importlib.import_module(".providers", __package__)
+
+
+def _aot_providers() -> tuple[AOTProvider, ...]:
+    found: tuple[AOTProvider, ...] = _providers().aot_providers()
+    return found
+
+
+def _read(name: str) -> Any:
+    """Return a folder as callers see it, who may have rebound it."""
+    return globals()[name] if name in globals() else _COMPUTED[name]()
+
+
+def get_aot_artifacts(module_name: str) -> tuple[AOTArtifact, ...]:
+    """Return the pre-built libraries of a module for the CUDA targets of this process.
+
+    That of ``FLASHINFER_AOT_DIR`` alone, where there is one; else for each target the one of the provider whose code
+    suits it best, by the names of providers.
+    """
+    own = _read("FLASHINFER_AOT_DIR") / module_name / f"{module_name}.so"
+    if own.is_file():
+        return (AOTArtifact("flashinfer-python", own, None),)
+    targets = sorted(current_compilation_context.TARGET_CUDA_ARCHS)
+    names = [f"sm{major}{minor}" for major, minor in targets]
+    found: tuple[AOTArtifact, ...] = _providers().best_artifacts(module_name, names)
+    return found
+
+
+def get_aot_path(module_name: str) -> Path:
+    """Return the first pre-built library of a module, or the path where one would be looked for."""
+    found = get_aot_artifacts(module_name)
+    return found[0].path if found else _read("FLASHINFER_AOT_DIR") / module_name / f"{module_name}.so"
 
 
 def _cubin_dir() -> Path:
@@ -280,7 +324,7 @@ def _cubin_dir() -> Path:
         if has_flashinfer_cubin():
             _warn_beaten(str(knobs.cubin_dir))
         return knobs.cubin_dir
-    if _has_companion("flashinfer_cubin"):
+    if has_companion("flashinfer_cubin"):
         return Path(importlib.import_module("flashinfer_cubin").get_cubin_dir())
     return cache_dir(preferred_base()) / "cubins"
 
@@ -303,6 +347,12 @@ _COMPUTED: dict[str, Callable[[], Any]] = {
     "FLASHINFER_CSRC_DIR": lambda: _package_data("csrc"),
     "FLASHINFER_INCLUDE_DIR": lambda: _package_data("include"),
     "FLASHINFER_AOT_DIR": _aot_dir,
+    "FLASHINFER_AOT_PROVIDERS": _aot_providers,
+    "FLASHINFER_AOT_DIRS": lambda: (
+        _read("FLASHINFER_AOT_DIR"),
+        *(provider.jit_cache_dir for provider in _read("FLASHINFER_AOT_PROVIDERS")),
+    ),
+    "FLASHINFER_BASE_DIR": writable_base,
     "FLASHINFER_CUBIN_DIR": _cubin_dir,
     "CUTLASS_INCLUDE_DIRS": _cutlass_include_dirs,
     "CCCL_INCLUDE_DIRS": _cccl_include_dirs,

@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, BinaryIO, Optional
+from typing import Any, BinaryIO, Optional, Sequence
 
 from .._runtime.errors import ArgumentError, InternalError
 from . import env as jit_env
@@ -87,12 +87,22 @@ def load_fresh(spec: ModuleSpec) -> Optional[Any]:
 
 def try_load(spec: ModuleSpec) -> Optional[Any]:
     """Load the module if it is pre-built or fresh in the cache, else return None."""
-    if spec.is_aot:
+    artifacts = spec.aot_artifacts
+    if artifacts:
         try:
-            return load(spec.aot_path)
+            return _load_artifacts(artifacts)
         except Exception as error:
-            logger.warning("pre-built %s cannot be loaded (%s); compiling it instead", spec.aot_path, error)
+            logger.warning("pre-built %s cannot be loaded (%s); compiling it instead", artifacts[0].path, error)
     return load_fresh(spec)
+
+
+def _load_artifacts(artifacts: Sequence[jit_env.AOTArtifact]) -> Any:
+    """Load the libraries of one module; several answer as one, by the device of a call."""
+    if len(artifacts) == 1:
+        return load(artifacts[0].path)
+    from .providers import ModuleByDevice
+
+    return ModuleByDevice((one.cuda_architectures or frozenset(), load(one.path)) for one in artifacts)
 
 
 def _load(path: Path, file: BinaryIO) -> Any:

@@ -31,7 +31,7 @@ from .cpu_targets import supported_levels, target_tag
 from .trust import refusal
 from .utils import locked, write_atomically
 
-__all__ = ["find_prebuilt", "prebuilt_folders", "read_index", "record_modules", "recorded_sources"]
+__all__ = ["find_prebuilt", "find_provided", "prebuilt_folders", "read_index", "record_modules", "recorded_sources"]
 
 logger = logging.getLogger("flashinfer.jit")
 
@@ -68,6 +68,20 @@ def find_prebuilt(name: str, backend: str, cpu_target: str = "", targets: Sequen
     return None
 
 
+def find_provided(name: str, targets: Sequence[Target]) -> tuple[jit_env.AOTArtifact, ...]:
+    """Return libraries of providers (:mod:`.providers`) that together have code for all targets; none if one lacks."""
+    if not targets:
+        return ()
+    from .providers import best_artifacts
+
+    names = [f"sm{major}{minor}" for major, minor in targets]
+    found = best_artifacts(name, names)
+    for target in names:
+        if not best_artifacts(name, [target]):
+            return ()
+    return found if all(_is_of_these_sources(artifact.path, artifact.path.parents[1]) for artifact in found) else ()
+
+
 def _exists(library: Path) -> bool:
     """Tell whether there is a library. One in a folder that this user may not enter is none; say so once."""
     try:
@@ -87,7 +101,8 @@ def _is_foreign(root: Path) -> bool:
     Other projects use the name of the package and the names of its modules for kernels with other signatures.
     """
     package = sys.modules.get("flashinfer_jit_cache")
-    if package is None or str(root) != package.get_jit_cache_dir() or (root / "index.json").exists():
+    of_package = getattr(package, "get_jit_cache_dir", None)  # a shim has none: its providers are checked one by one
+    if of_package is None or str(root) != of_package() or (root / "index.json").exists():
         return False
     _warn_foreign(str(root))
     return True
@@ -122,9 +137,9 @@ def _covers(library: Path, targets: Sequence[Target]) -> bool:
     return not missing
 
 
-def _is_of_these_sources(library: Path) -> bool:
+def _is_of_these_sources(library: Path, root: Optional[Path] = None) -> bool:
     """Tell whether a library was made by this release from the sources that are here; what nobody recorded is."""
-    root = jit_env.FLASHINFER_AOT_DIR
+    root = jit_env.FLASHINFER_AOT_DIR if root is None else root
     facts = read_index(root).get(str(library.relative_to(root)))
     if facts is None or knobs.disable_version_check:
         return True

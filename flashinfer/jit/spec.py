@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping, Optional
 
 from . import env as jit_env
 from .context import current_compilation_context
-from .prebuilt import Target, find_prebuilt
+from .prebuilt import Target, find_prebuilt, find_provided
 
 __all__ = ["ModuleSpec"]
 
@@ -78,9 +78,18 @@ class ModuleSpec:
         ]
 
     @property
-    def _prebuilt(self) -> Optional[Path]:
+    def aot_artifacts(self) -> tuple[jit_env.AOTArtifact, ...]:
+        """Return the pre-built libraries of this module that this machine can use; none if it has to be compiled."""
         targets = self.cuda_targets if self.backend == "cuda" else ()
-        return find_prebuilt(self.name, self.backend, self.cpu_target, targets)
+        found = find_prebuilt(self.name, self.backend, self.cpu_target, targets)
+        if found is not None:
+            return (jit_env.AOTArtifact("flashinfer-python", found, None),)
+        return find_provided(self.name, targets)
+
+    @property
+    def _prebuilt(self) -> Optional[Path]:
+        found = self.aot_artifacts
+        return found[0].path if found else None
 
     @property
     def aot_path(self) -> Path:
