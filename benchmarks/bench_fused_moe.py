@@ -110,7 +110,7 @@ def _traced(init: Callable[..., dict[str, Any]], tolerance: Tolerance, counts: d
     """Make a layer by the inputs of its definition, whose reference checks it, with experts that a router chose."""
     device = str(empty(1, bf16).device)
     call = init(
-        num_tokens=counts["tokens"], num_experts=counts["experts"], top_k=counts["top_k"], device=device, **sizes
+        seq_len=counts["tokens"], num_local_experts=counts["experts"], top_k=counts["top_k"], device=device, **sizes
     )
     call |= _routing(counts["tokens"], counts["top_k"], counts["experts"])
     template = cutlass_fused_moe_trace(**call)

@@ -82,13 +82,12 @@ def definition_name(template: TraceTemplate, arguments: Arguments) -> str:
 
 
 def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]:
-    """Values of the axes, each from the first that knows it: the template, a required tensor, a number of the axis'
-    name among the inputs, an optional tensor, any argument of that name. Variable axes may stay unknown."""
-    known = {
-        axis: (kind.value, "the template")
-        for axis, kind in template.axes.items()
-        if isinstance(kind, Const) and kind.value is not None
-    }
+    """Values of the axes, each from the first that knows it: a required tensor, a number of the axis' name among the
+    inputs, an optional tensor, any argument of that name, the template. Variable axes may stay unknown.
+
+    Tensors must agree; what else tells a size yields to them, as in published definitions: the op checks its arguments.
+    """
+    known: dict[str, tuple[int, str]] = {}
 
     def learn(axis: str, value: int, source: str) -> None:
         if value < 0:  # the call is refused, too, and the schema has no such size
@@ -106,13 +105,15 @@ def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]
     learn_tensors(optional=False)
     for name, spec in template.inputs.items():
         number = input_value(name, spec, arguments)
-        if isinstance(spec, Scalar) and name in template.axes and number is not None:
+        if isinstance(spec, Scalar) and name in template.axes and name not in known and number is not None:
             learn(name, int(number), name)
     learn_tensors(optional=True)
     for axis, kind in template.axes.items():
         number = arguments.get(axis)
         if axis not in known and isinstance(number, int):
             learn(axis, number, axis)
+        if axis not in known and isinstance(kind, Const) and kind.value is not None:
+            known[axis] = (kind.value, "the template")
         if axis not in known and isinstance(kind, Const):
             raise ArgumentError(f"{template.prefix}: an argument must tell the size of {axis}, got {sorted(arguments)}")
     return {axis: value for axis, (value, _) in known.items()}

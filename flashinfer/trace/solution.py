@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Mapping, Optional, Sequence
@@ -21,6 +23,17 @@ class SupportedLanguages(str, Enum):
     CUDA = "cuda"
     CUTLASS = "cutlass"
     CUTILE = "cutile"
+
+
+_PYTHON_FAMILY = frozenset(
+    {
+        SupportedLanguages.PYTHON,
+        SupportedLanguages.TRITON,
+        SupportedLanguages.CUTEDSL,
+        SupportedLanguages.TILELANG,
+        SupportedLanguages.CUTILE,
+    }
+)
 
 
 class SupportedBindings(str, Enum):
@@ -57,6 +70,37 @@ class BuildSpec:
         if len(self.entry_point.split("::")) != 2:
             raise ArgumentError(f"BuildSpec: entry_point must be 'file::function', got {self.entry_point!r}")
 
+    @property
+    def is_python_family(self) -> bool:
+        """Tell whether the entry point is a function of Python, whatever compiles its kernels."""
+        return self.language in _PYTHON_FAMILY
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BuildSpec:
+        """Read it from its JSON object; ``target_hardware`` and ``dependencies`` may be missing."""
+        try:
+            return cls(
+                data["language"],
+                tuple(data.get("target_hardware") or ()),
+                data["entry_point"],
+                tuple(data.get("dependencies") or ()),
+                bool(data.get("destination_passing_style", False)),
+                data.get("binding"),
+            )
+        except (KeyError, TypeError) as error:
+            raise ArgumentError(f"BuildSpec: the object must have the fields of a build, got {error!r}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its JSON object."""
+        return {
+            "language": self.language.value,
+            "target_hardware": list(self.target_hardware),
+            "entry_point": self.entry_point,
+            "dependencies": list(self.dependencies),
+            "destination_passing_style": self.destination_passing_style,
+            "binding": None if self.binding is None else self.binding.value,
+        }
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -75,6 +119,37 @@ class Solution:
         if file not in paths:
             raise ArgumentError(f"Solution: entry_point must name one of the sources {paths}, got {file!r}")
 
+    @property
+    def entry_file(self) -> str:
+        """The file of the entry point."""
+        return self.spec.entry_point.split("::")[0]
+
+    @property
+    def entry_symbol(self) -> str:
+        """The function that is called."""
+        return self.spec.entry_point.split("::")[1]
+
+    @property
+    def entry_source(self) -> SourceFile:
+        """The source that holds the entry point."""
+        return next(source for source in self.sources if source.path == self.entry_file)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its JSON object, which :meth:`from_dict` reads."""
+        return {
+            "name": self.name,
+            "definition": self.definition,
+            "author": self.author,
+            "spec": self.spec.to_dict(),
+            "sources": [{"path": source.path, "content": source.content} for source in self.sources],
+            "description": self.description,
+        }
+
+    def hash(self) -> str:
+        """Return a SHA-256 of what the solution computes: its definition, its build and its sources."""
+        said = {name: value for name, value in self.to_dict().items() if name in ("definition", "spec", "sources")}
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Solution:
         """Read a solution from its JSON object; keys that this class does not know are left out.
@@ -82,15 +157,7 @@ class Solution:
         ``target_hardware`` and ``dependencies`` may be missing.
         """
         try:
-            spec = data["spec"]
-            build = BuildSpec(
-                spec["language"],
-                tuple(spec.get("target_hardware") or ()),
-                spec["entry_point"],
-                tuple(spec.get("dependencies") or ()),
-                bool(spec.get("destination_passing_style", False)),
-                spec.get("binding"),
-            )
+            build = BuildSpec.from_dict(data["spec"])
             sources = tuple(SourceFile(source["path"], source["content"]) for source in data["sources"])
             return cls(data["name"], data["definition"], data["author"], build, sources, data.get("description"))
         except (KeyError, TypeError) as error:

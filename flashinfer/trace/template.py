@@ -65,6 +65,8 @@ class Tensor:
         Whether the dimensions describe the definition only: those of the argument are others, and are not looked at.
     dtype_from
         Outputs: the input or parameter whose dtype is taken when it is there, or that is a dtype. Next comes ``param``.
+    dtype_from_scalar
+        A parameter that is a dtype, as for ``dtype_from``, which it stands for where that is None.
     """
 
     dim_names: Sequence[str]
@@ -78,6 +80,11 @@ class Tensor:
     dtype_from: Optional[str] = None
     optional: bool = False
     description: str = ""
+    dtype_from_scalar: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        if self.dtype_from is None and self.dtype_from_scalar is not None:
+            object.__setattr__(self, "dtype_from", self.dtype_from_scalar)  # frozen
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,9 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield norm.layernorm, {"input": x, "gemma": w, "beta": w}
     yield norm.layernorm_quant, {"out": fp8(64, 1280), "input": x, "gemma": w, "beta": w, "scale": fp32(1)}
     yield norm.fused_rmsnorm_silu, {"input": bf16(64, 5120), "weight": bf16(5120)}
+    rows = {"input": bf16(62, 4096), "residual": bf16(62, 4096), "weight": bf16(4096)}
+    buffers = {"out": fp8(62, 4096), "block_scale": fp32(32, 64), "normed_out": bf16(62, 4096)}
+    yield norm.fused_add_rmsnorm_fp8_block_quant, {**buffers, **rows}
     rows = {"branch": bf16(64, 8192), "residual": fp32(64, 8192), "alpha": fp32(8192), "beta": fp32(8192)}
     yield norm.gated_residual_rmsnorm, {**rows, "weight": bf16(8192)}
     yield norm.gated_residual_next_rmsnorm, {**rows, "next_weight": bf16(8192)}
@@ -115,6 +118,8 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from mamba_calls()
     yield from ssd_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
+    yield flashinfer.concat_ops.concat_mla_kv_quant_fp8, {"kv_nope": bf16(16, 128, 256), "k_pe": bf16(16, 64)}
+    yield flashinfer.quantization.per_token_group_quant_8bit, {"x": bf16(16, 7168), "group_size": 128}
 
 
 def gemm_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
@@ -504,6 +509,10 @@ def page_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     mla = {"append_ckv": bf16(99, 512), "append_kpe": bf16(99, 64)}
     caches = {"ckv_cache": bf16(50, 64, 512), "kpe_cache": bf16(50, 64, 64)}
     yield page.append_paged_mla_kv_cache, {**mla, **where, **caches, **table}
+    codes = torch.empty(50, 64, 256, dtype=torch.uint8, device="meta")
+    caches = {"ckv_cache": codes, "ckv_sf_cache": fp8(50, 64, 32), "kpe_cache": fp8(50, 64, 64)}
+    scales = {"ckv_scale": 0.5, "kpe_scale": 0.5}
+    yield page.nvfp4_quantize_append_paged_mla_kv_cache, {**mla, **where, **caches, **table, **scales}
     codes = torch.empty(50, 2, 16, 8, 64, dtype=torch.uint8, device="meta")
     quantised = {"paged_kv_cache": codes, "kv_cache_sf": fp8(50, 2, 16, 8, 8), "k_scale": 0.5, "v_scale": 0.5}
     yield page.nvfp4_quantize_append_paged_kv_cache, {**rows, **where, **quantised, **table}

@@ -18,6 +18,7 @@ __all__ = [
     "build_candidate_kwargs",
     "candidate_parameters",
     "extract_input_dtypes",
+    "ordered_input_values",
     "output_dests",
     "returns_list",
     "returns_what",
@@ -30,6 +31,11 @@ _ASKED_FOR = {"return_lse": "lse"}
 def build_candidate_kwargs(template: TraceTemplate, namespace: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs of the definition, in its order; an optional one that the call lacks is None."""
     return {name: input_value(name, spec, namespace) for name, spec in template.inputs.items()}
+
+
+def ordered_input_values(template: TraceTemplate, namespace: Mapping[str, Any]) -> list[Any]:
+    """Return the inputs of the definition in its order, as a function by position takes them."""
+    return list(build_candidate_kwargs(template, namespace).values())
 
 
 def extract_input_dtypes(template: TraceTemplate, namespace: Mapping[str, Any]) -> dict[str, str]:

@@ -30,7 +30,7 @@ from .calls import bind_namespace, build_extractor_maps, templates_of
 from .plans import PlanAdapter, adapter_for, fetch_plan_kwargs, stash_plan_kwargs
 from .solutions import Candidate, candidates_of, load
 
-__all__ = ["apply_from_environment", "disable_apply", "enable_apply", "is_enabled", "stats"]
+__all__ = ["apply_from_environment", "bump_stat", "disable_apply", "enable_apply", "is_enabled", "stats"]
 
 _log = logging.getLogger("flashinfer")
 _KINDS = ("hit", "fallback_no_candidate", "fallback_unwarmed_in_capture", "error")
@@ -128,6 +128,13 @@ def stats() -> dict[str, dict[str, int]]:
     run before a CUDA graph was captured, where nothing can be compiled. ``error``: it raised.
     """
     return {api: {kind: counts[kind] for kind in _KINDS} for api, counts in _counts.items()}
+
+
+def bump_stat(fi_api: str, kind: str, amount: int = 1) -> None:
+    """Count an outcome of a call of an API, besides those that replacements count."""
+    if kind not in _KINDS:
+        raise ArgumentError(f"bump_stat: kind must be one of {', '.join(_KINDS)}, got {kind!r}")
+    _counts.setdefault(fi_api, Counter())[kind] += amount
 
 
 def _templates() -> Iterator[TraceTemplate]:

@@ -7,7 +7,14 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional
 
-__all__ = ["PlanAdapter", "adapter_for", "fetch_plan_kwargs", "stash_plan_kwargs"]
+__all__ = [
+    "PlanAdapter",
+    "adapter_for",
+    "augment_namespace",
+    "fetch_plan_kwargs",
+    "is_stateful",
+    "stash_plan_kwargs",
+]
 
 _plans: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
@@ -107,3 +114,14 @@ def stash_plan_kwargs(instance: Any, kwargs: Mapping[str, Any]) -> None:
 def fetch_plan_kwargs(instance: Any) -> Optional[dict[str, Any]]:
     """Return the arguments of the last ``plan()`` of a wrapper; None if it was not seen."""
     return _plans.get(instance)
+
+
+def is_stateful(fi_api: str) -> bool:
+    """Tell whether a definition of an API has inputs that ``plan()`` was given."""
+    return adapter_for(fi_api) is not None
+
+
+def augment_namespace(fi_api: str, instance: Any, namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a ``run()`` with those of the last ``plan()`` that its definition knows."""
+    adapter, plan = adapter_for(fi_api), fetch_plan_kwargs(instance)
+    return dict(namespace) if adapter is None or plan is None else adapter.merge(plan, namespace)

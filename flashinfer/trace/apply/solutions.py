@@ -39,6 +39,21 @@ class Definition:
     outputs: Mapping[str, Any]
     tags: tuple[str, ...] = ()
 
+    @property
+    def fi_api(self) -> Optional[str]:
+        """The API that a tag ``fi_api:...`` names; None without one."""
+        return next((tag.removeprefix("fi_api:") for tag in self.tags if tag.startswith("fi_api:")), None)
+
+    @property
+    def const_axes(self) -> dict[str, int]:
+        """The sizes that the definition fixes."""
+        return {name: axis["value"] for name, axis in self.axes.items() if axis.get("type") == "const"}
+
+    @property
+    def input_dtypes(self) -> dict[str, str]:
+        """The dtypes of the inputs that are tensors."""
+        return {name: one["dtype"] for name, one in self.inputs.items() if one.get("shape") is not None}
+
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Definition:
         """Read a definition from its JSON object; what is not needed here is left out."""

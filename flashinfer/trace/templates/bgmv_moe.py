@@ -209,7 +209,16 @@ def table_of_banks(banks: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _bgmv_moe_shrink_init(
-    *, pairs: int = 16, num_tokens: int = 8, rank: int = 16, hidden_size: int = 256, device: Any = "cuda", seed: int = 0
+    *,
+    pairs: int = 16,
+    num_tokens: int = 8,
+    rank: int = 16,
+    hidden_size: int = 256,
+    num_rows: int = 0,
+    slices: int = 0,
+    num_experts: int = 0,
+    device: Any = "cuda",
+    seed: int = 0,
 ) -> dict[str, Any]:
     g = seeded(seed, device)
     bank = normal(g, 3, 4, rank, hidden_size) / 16
@@ -225,7 +234,16 @@ def _bgmv_moe_shrink_init(
 
 
 def _bgmv_moe_expand_init(
-    *, pairs: int = 16, num_tokens: int = 8, rank: int = 16, columns: int = 256, device: Any = "cuda", seed: int = 0
+    *,
+    pairs: int = 16,
+    num_tokens: int = 8,
+    rank: int = 16,
+    columns: int = 256,
+    num_rows: int = 0,
+    slices: int = 0,
+    num_experts: int = 0,
+    device: Any = "cuda",
+    seed: int = 0,
 ) -> dict[str, Any]:
     g = seeded(seed, device)
     bank = normal(g, 3, 4, columns, rank) / 4
@@ -250,6 +268,9 @@ def _bgmv_moe_init(
     hidden_size: int = 256,
     features: int = 128,
     num_experts: int = 4,
+    pairs: int = 0,
+    max_loras: int = 0,
+    output_dim: int = 0,
     device: Any = "cuda",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -273,6 +294,8 @@ def _bgmv_moe_gemm1_lora_delta_init(
     hidden_size: int = 256,
     num_experts: int = 4,
     intermediate_size: int = 128,
+    slices: int = 0,
+    columns: int = 0,
     device: Any = "cuda",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -299,6 +322,10 @@ def _bgmv_moe_gemm2_lora_delta_init(
     num_experts: int = 4,
     intermediate_size: int = 128,
     hidden_size: int = 256,
+    slices: int = 0,
+    num_rows: int = 0,
+    pairs: int = 0,
+    columns: int = 0,
     device: Any = "cuda",
     seed: int = 0,
 ) -> dict[str, Any]:

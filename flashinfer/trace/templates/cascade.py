@@ -100,7 +100,7 @@ def _merge_states_init(
 
 
 def _variable_length_merge_states_init(
-    seq_len: int, num_heads: int, head_dim: int, device: str = "cpu"
+    *, seq_len: int, num_heads: int, head_dim: int, nnz: int = 0, len_indptr: int = 0, device: str = "cpu"
 ) -> dict[str, torch.Tensor]:
     """Row i has i % 4 states."""
     lengths = torch.arange(seq_len) % 4

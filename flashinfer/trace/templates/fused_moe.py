@@ -144,9 +144,9 @@ def _fp8_template(
         axes=AXES,
         inputs={
             **INPUTS,
-            "fc1_dequant": quant_scale(0, "num_experts"),
+            "fc1_dequant": quant_scale(0, "num_local_experts"),
             "fc2_quant": fc2_quant,
-            "fc2_dequant": quant_scale(2, "num_experts"),
+            "fc2_dequant": quant_scale(2, "num_local_experts"),
             "fc1_input_dequant": replace(quant_scale(3), unread=True, description="not read: part of fc1_dequant"),
             **optional_inputs("bfloat16"),
         },
@@ -162,7 +162,7 @@ def _fp8_template(
 _fp8 = _fp8_template("", quant_scale(1), cutlass_fused_moe_fp8_init, "")
 _fp8_per_expert = _fp8_template(
     "_per_expert",
-    quant_scale(1, "num_experts"),
+    quant_scale(1, "num_local_experts"),
     cutlass_fused_moe_fp8_per_expert_init,
     ", and one of its hidden values before their rounding",
 )
@@ -176,8 +176,8 @@ _fp8_block = TraceTemplate(
     },
     inputs={
         **INPUTS,
-        "fc1_scale": quant_scale(0, "num_experts", "fc1_row_blocks", "hidden_blocks"),
-        "fc2_scale": quant_scale(1, "num_experts", "hidden_blocks", "intermediate_blocks"),
+        "fc1_scale": quant_scale(0, "num_local_experts", "fc1_row_blocks", "hidden_blocks"),
+        "fc2_scale": quant_scale(1, "num_local_experts", "hidden_blocks", "intermediate_blocks"),
         **optional_inputs("bfloat16"),
     },
     outputs=OUTPUT,

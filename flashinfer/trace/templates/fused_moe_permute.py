@@ -47,7 +47,16 @@ def _moe_unpermute_reference(
 
 
 def _moe_permute_init(
-    *, num_tokens: int, hidden_size: int = 256, top_k: int = 4, device: Any = "cuda", seed: int = 0
+    *,
+    num_tokens: int,
+    hidden_size: int = 256,
+    top_k: int = 4,
+    num_rows: int = 0,
+    num_indices: int = 0,
+    num_tiles: int = 0,
+    one: int = 0,
+    device: Any = "cuda",
+    seed: int = 0,
 ) -> dict[str, Any]:
     g = seeded(seed, device)
     rows = num_tokens * top_k
@@ -64,7 +73,7 @@ def _moe_permute_init(
 
 
 def _moe_unpermute_init(
-    *, num_tokens: int, hidden_size: int = 256, top_k: int = 4, device: Any = "cuda", seed: int = 0
+    *, num_tokens: int, hidden_size: int = 256, top_k: int = 4, num_rows: int = 0, device: Any = "cuda", seed: int = 0
 ) -> dict[str, Any]:
     g = seeded(seed, device)
     return {

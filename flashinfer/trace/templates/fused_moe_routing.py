@@ -132,6 +132,7 @@ def _hash_topk_init(
     num_experts: int = 256,
     vocab_size: int = 1024,
     topk: int = 6,
+    num_chosen: int = 0,
     device: Any = "cuda",
     seed: int = 0,
 ) -> dict[str, Any]:

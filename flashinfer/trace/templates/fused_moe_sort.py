@@ -48,7 +48,15 @@ def _moe_sort_reference(
 
 
 def _moe_sort_init(
-    *, num_tokens: int, top_k: int = 4, num_experts: int = 16, device: Any = "cuda", seed: int = 0
+    *,
+    num_tokens: int,
+    top_k: int = 4,
+    num_experts: int = 16,
+    max_num_tiles: int = 0,
+    max_num_permuted_tokens: int = 0,
+    one: int = 0,
+    device: Any = "cuda",
+    seed: int = 0,
 ) -> dict[str, Any]:
     ids = randint(seeded(seed, device), num_experts, num_tokens, top_k)
     return {"token_selected_experts": ids, "token_final_scales": None, "num_experts": num_experts, "top_k": top_k}

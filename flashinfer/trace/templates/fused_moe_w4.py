@@ -169,10 +169,10 @@ _ORDER = "as interleave_moe_weights_for_sm90_mixed_gemm returns them"
 _INPUTS: dict[str, Value] = {
     **INPUTS,
     "fc1_expert_weights": Tensor(
-        ("num_experts", "fc1_rows", "packed_hidden"), dtype="uint8", description=f"[up ; gate], {_ORDER}"
+        ("num_local_experts", "fc1_rows", "packed_hidden"), dtype="uint8", description=f"[up ; gate], {_ORDER}"
     ),
     "fc2_expert_weights": Tensor(
-        ("num_experts", "hidden_size", "packed_intermediate"), dtype="uint8", description=_ORDER
+        ("num_local_experts", "hidden_size", "packed_intermediate"), dtype="uint8", description=_ORDER
     ),
 }
 
@@ -180,7 +180,7 @@ _INPUTS: dict[str, Value] = {
 def _folded(product: int, index: int, dtype: str, description: str) -> Tensor:
     """Return the scales of the weights of a product, an element of ``quant_scales``."""
     blocks = ("fc1_row_blocks", "hidden_blocks") if product == 1 else ("fc2_row_blocks", "intermediate_blocks")
-    dims = ("num_experts", *blocks, "folded_rows", "folded_scales")
+    dims = ("num_local_experts", *blocks, "folded_rows", "folded_scales")
     text = f"{description}, as interleave_moe_scales_for_sm90_mixed_gemm returns them"
     return Tensor(dims, param="quant_scales", tuple_idx=index, dtype=dtype, description=text)
 
@@ -217,8 +217,8 @@ INT4_FP8 = TraceTemplate(
         "fc2_act": any_scale(3, "intermediate_size", description=_ACT),
         "fc1_zeros": any_scale(4),
         "fc2_zeros": any_scale(5),
-        "fc1_alpha": quant_scale(6, "num_experts"),
-        "fc2_alpha": quant_scale(7, "num_experts"),
+        "fc1_alpha": quant_scale(6, "num_local_experts"),
+        "fc2_alpha": quant_scale(7, "num_local_experts"),
         **optional_inputs("bfloat16"),
     },
     outputs=OUTPUT,
@@ -235,10 +235,10 @@ MXFP4_FP8 = TraceTemplate(
     inputs={
         **_INPUTS,
         "fc1_offset": _folded(1, 0, "int32", _SHIFTS),
-        "fc1_factor": quant_scale(1, "num_experts"),
+        "fc1_factor": quant_scale(1, "num_local_experts"),
         "fc2_act": any_scale(2),
         "fc2_offset": _folded(2, 3, "int32", _SHIFTS),
-        "fc2_factor": quant_scale(4, "num_experts"),
+        "fc2_factor": quant_scale(4, "num_local_experts"),
         **optional_inputs("bfloat16"),
     },
     outputs=OUTPUT,

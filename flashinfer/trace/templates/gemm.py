@@ -90,38 +90,38 @@ def _router_float32_reference(mat_a: torch.Tensor, mat_b: torch.Tensor, **_: Any
 
 
 def _router_bfloat16_init(
-    *, m: int, n: int = 256, k: int = 7168, device: Any = "cuda", seed: int = 0
+    *, M: int, N: int = 256, K: int = 7168, device: Any = "cuda", seed: int = 0
 ) -> dict[str, Any]:
     g = seeded(seed, device)
-    out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
-    return {"mat_a": normal(g, m, k), "mat_b": normal(g, n, k).T, "out": out}
+    out = torch.empty(M, N, dtype=torch.bfloat16, device=device)
+    return {"mat_a": normal(g, M, K), "mat_b": normal(g, N, K).T, "out": out}
 
 
-def _router_float32_init(*, m: int, n: int = 256, k: int = 7168, device: Any = "cuda", seed: int = 0) -> dict[str, Any]:
+def _router_float32_init(*, M: int, N: int = 256, K: int = 7168, device: Any = "cuda", seed: int = 0) -> dict[str, Any]:
     g = seeded(seed, device)
-    out = torch.empty(m, n, dtype=torch.float32, device=device)
-    return {"mat_a": normal(g, m, k), "mat_b": normal(g, n, k).T, "out": out}
+    out = torch.empty(M, N, dtype=torch.float32, device=device)
+    return {"mat_a": normal(g, M, K), "mat_b": normal(g, N, K).T, "out": out}
 
 
-def _mm_bf16_init(*, m: int, n: int = 4096, k: int = 7168, device: Any = "cuda", seed: int = 0) -> dict[str, Any]:
+def _mm_bf16_init(*, M: int, N: int = 4096, K: int = 4096, device: Any = "cuda", seed: int = 0) -> dict[str, Any]:
     g = seeded(seed, device)
-    return {"a": normal(g, m, k), "b": normal(g, n, k).T}
+    return {"a": normal(g, M, K), "b": normal(g, N, K).T}
 
 
 def _bmm_bf16_init(
-    *, batch_size: int, m: int, n: int = 512, k: int = 128, device: Any = "cuda", seed: int = 0
+    *, batch_size: int, M: int, N: int = 512, K: int = 128, device: Any = "cuda", seed: int = 0
 ) -> dict[str, Any]:
     g = seeded(seed, device)
-    return {"A": normal(g, batch_size, m, k), "B": normal(g, batch_size, n, k).mT}
+    return {"A": normal(g, batch_size, M, K), "B": normal(g, batch_size, N, K).mT}
 
 
 def _bmm_fp8_init(
-    *, batch_size: int, m: int, n: int = 4096, k: int = 4096, device: Any = "cuda", seed: int = 0
+    *, batch_size: int, M: int, N: int = 4096, K: int = 4096, device: Any = "cuda", seed: int = 0
 ) -> dict[str, Any]:
     g = seeded(seed, device)
     return {
-        "A": normal(g, batch_size, m, k, dtype=torch.float8_e4m3fn),
-        "B": normal(g, batch_size, n, k, dtype=torch.float8_e4m3fn).mT,
+        "A": normal(g, batch_size, M, K, dtype=torch.float8_e4m3fn),
+        "B": normal(g, batch_size, N, K, dtype=torch.float8_e4m3fn).mT,
         "A_scale": torch.full((), 0.5, device=device),
         "B_scale": torch.full((), 0.25, device=device),
         "dtype": torch.bfloat16,
@@ -129,28 +129,32 @@ def _bmm_fp8_init(
 
 
 def _fp8_blockscale_gemm_sm90_init(
-    *, m: int, n: int = 2112, k: int = 7168, device: Any = "cuda", seed: int = 0
+    *, M: int, N: int = 2112, K: int = 7168, K_div_128: int = 0, N_div_128: int = 0, device: Any = "cuda", seed: int = 0
 ) -> dict[str, Any]:
     g = seeded(seed, device)
-    weight, weight_scale = to_e4m3_blocks(normal(g, n, k), 128)
-    return {"input": normal(g, m, k), "weight": weight, "weight_scale": weight_scale}
+    weight, weight_scale = to_e4m3_blocks(normal(g, N, K), 128)
+    return {"input": normal(g, M, K), "weight": weight, "weight_scale": weight_scale}
 
 
-def _tinygemm_bf16_init(*, m: int, n: int = 128, k: int = 2880, device: Any = "cuda", seed: int = 0) -> dict[str, Any]:
+def _tinygemm_bf16_init(*, M: int, N: int = 128, K: int = 2880, device: Any = "cuda", seed: int = 0) -> dict[str, Any]:
     g = seeded(seed, device)
-    out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
-    return {"input": normal(g, m, k), "weight": normal(g, n, k), "out": out, "bias": normal(g, n)}
+    out = torch.empty(M, N, dtype=torch.bfloat16, device=device)
+    return {"input": normal(g, M, K), "weight": normal(g, N, K), "out": out, "bias": normal(g, N)}
 
 
-_AXES: dict[str, Axis] = {"m": Var("rows of tokens"), "n": Const("output features"), "k": Const("input features")}
+_AXES: dict[str, Axis] = {
+    "M": Var("rows of tokens"),
+    "N": Const("output features", abbrev="n"),
+    "K": Const("input features", abbrev="k"),
+}
 _BATCHED: dict[str, Axis] = {"batch_size": Var(), **_AXES}
-_OUT = Tensor(("m", "n"), param="out", dtype_from="out_dtype")
-_BATCHED_OUT = ("batch_size", "m", "n")
+_OUT = Tensor(("M", "N"), param="out", dtype_from="out_dtype")
+_BATCHED_OUT = ("batch_size", "M", "N")
 
 mm_bf16_trace = TraceTemplate(
     "gemm_bf16",
     axes=_AXES,
-    inputs={"a": Tensor(("m", "k")), "b": Tensor(("k", "n")), "bias": Tensor(("n",), optional=True)},
+    inputs={"a": Tensor(("M", "K")), "b": Tensor(("K", "N")), "bias": Tensor(("N",), optional=True)},
     outputs={"out": _OUT},
     name_prefix="mm_bf16",
     reference=_mm_bf16_reference,
@@ -160,7 +164,7 @@ mm_bf16_trace = TraceTemplate(
 bmm_bf16_trace = TraceTemplate(
     "gemm_bf16",
     axes=_BATCHED,
-    inputs={"A": Tensor(("batch_size", "m", "k")), "B": Tensor(("batch_size", "k", "n"))},
+    inputs={"A": Tensor(("batch_size", "M", "K")), "B": Tensor(("batch_size", "K", "N"))},
     outputs={"out": Tensor(_BATCHED_OUT, param="out", dtype_from="out_dtype")},
     name_prefix="bmm_bf16",
     reference=_bmm_bf16_reference,
@@ -171,8 +175,8 @@ bmm_fp8_trace = TraceTemplate(
     "gemm_fp8",
     axes=_BATCHED,
     inputs={
-        "A": Tensor(("batch_size", "m", "k")),
-        "B": Tensor(("batch_size", "k", "n")),
+        "A": Tensor(("batch_size", "M", "K")),
+        "B": Tensor(("batch_size", "K", "N")),
         "A_scale": Tensor((), dtype="float32", description="value = code * scale"),
         "B_scale": Tensor((), dtype="float32", description="value = code * scale"),
     },
@@ -184,25 +188,25 @@ bmm_fp8_trace = TraceTemplate(
 )
 fp8_blockscale_gemm_sm90_trace = TraceTemplate(
     "gemm_fp8",
-    axes={**_AXES, "k_blocks": Var("blocks of 128 input features"), "scale_rows": Var("rows or blocks of weights")},
+    axes={**_AXES, "K_div_128": Var("blocks of 128 input features"), "N_div_128": Var("rows or blocks of weights")},
     inputs={
-        "input": Tensor(("m", "k")),
-        "weight": Tensor(("n", "k")),
-        "input_scale": Tensor(("k_blocks", "m"), dtype="float32", optional=True),
-        "weight_scale": Tensor(("scale_rows", "k_blocks"), dtype="float32", optional=True),
+        "input": Tensor(("M", "K")),
+        "weight": Tensor(("N", "K")),
+        "input_scale": Tensor(("K_div_128", "M"), dtype="float32", optional=True),
+        "weight_scale": Tensor(("N_div_128", "K_div_128"), dtype="float32", optional=True),
     },
-    outputs={"out": Tensor(("m", "n"), param="out", dtype="bfloat16", dtype_from="out_dtype")},
+    outputs={"out": Tensor(("M", "N"), param="out", dtype="bfloat16", dtype_from="out_dtype")},
     name_prefix="fp8_blockscale_gemm_sm90",
     reference=_fp8_blockscale_gemm_sm90_reference,
     init=_fp8_blockscale_gemm_sm90_init,
-    constraints=["k == 128 * k_blocks"],
+    constraints=["K == 128 * K_div_128"],
     description="input @ weight.T with a scale per 1 x 128 input block and per row or 128 x 128 block of weights.",
 )
 tinygemm_bf16_trace = TraceTemplate(
     "gemm_bf16",
     axes=_AXES,
-    inputs={"input": Tensor(("m", "k")), "weight": Tensor(("n", "k")), "bias": Tensor(("n",), optional=True)},
-    outputs={"out": Tensor(("m", "n"), param="out", dtype_from="input")},
+    inputs={"input": Tensor(("M", "K")), "weight": Tensor(("N", "K")), "bias": Tensor(("N",), optional=True)},
+    outputs={"out": Tensor(("M", "N"), param="out", dtype_from="input")},
     name_prefix="tinygemm_bf16",
     reference=_tinygemm_bf16_reference,
     init=_tinygemm_bf16_init,
@@ -217,8 +221,8 @@ def router_gemm_trace(name: str, out_dtype: torch.dtype) -> TraceTemplate:
     return TraceTemplate(
         "gemm_bf16",
         axes=_AXES,
-        inputs={"mat_a": Tensor(("m", "k")), "mat_b": Tensor(("k", "n"))},
-        outputs={"out": Tensor(("m", "n"), param="out", dtype="float32" if is_float else "bfloat16")},
+        inputs={"mat_a": Tensor(("M", "K")), "mat_b": Tensor(("K", "N"))},
+        outputs={"out": Tensor(("M", "N"), param="out", dtype="float32" if is_float else "bfloat16")},
         name_prefix=name,
         reference=_router_float32_reference if is_float else _router_bfloat16_reference,
         init=_router_float32_init if is_float else _router_bfloat16_init,

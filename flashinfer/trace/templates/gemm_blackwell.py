@@ -52,18 +52,37 @@ def _fp4_operand(rows: int, k: int, device: Any) -> tuple[torch.Tensor, torch.Te
     return random_bytes(rows, k // 2, device=device), padded_scales(scales, 0)
 
 
-def _mm_fp4_init(*, m: int, n: int = 4096, k_packed: int = 3584, device: Any = "cuda", seed: int = 0) -> dict[str, Any]:
+def _mm_fp4_init(
+    *,
+    M: int,
+    N: int = 4096,
+    K: int = 4096,
+    one: int = 0,
+    A_scale_size: int = 0,
+    B_scale_size: int = 0,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
     torch.manual_seed(seed)
-    a, a_descale = _fp4_operand(m, 2 * k_packed, device)
-    b, b_descale = _fp4_operand(n, 2 * k_packed, device)
+    a, a_descale = _fp4_operand(M, 2 * K, device)
+    b, b_descale = _fp4_operand(N, 2 * K, device)
     alpha = torch.full((1,), 0.125, device=device)
     return {"a": a, "b": b.T, "a_descale": a_descale, "b_descale": b_descale, "alpha": alpha}
 
 
-def _mm_mxfp8_init(*, m: int, n: int = 4096, k: int = 7168, device: Any = "cuda", seed: int = 0) -> dict[str, Any]:
+def _mm_mxfp8_init(
+    *,
+    M: int,
+    N: int = 4096,
+    K: int = 4096,
+    A_scale_size: int = 0,
+    B_scale_size: int = 0,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
     g = seeded(seed, device)
-    a, a_scales = mxfp8_blocks(normal(g, m, k))
-    b, b_scales = mxfp8_blocks(normal(g, n, k))
+    a, a_scales = mxfp8_blocks(normal(g, M, K))
+    b, b_scales = mxfp8_blocks(normal(g, N, K))
     return {
         "a": a.view(torch.float8_e4m3fn),
         "b": b.view(torch.float8_e4m3fn).T,
@@ -72,23 +91,23 @@ def _mm_mxfp8_init(*, m: int, n: int = 4096, k: int = 7168, device: Any = "cuda"
     }
 
 
-_SCALES: dict[str, Axis] = {"a_scales": Var("scales of a, in tiles"), "b_scales": Var("scales of b, in tiles")}
-_OUT = Tensor(("m", "n"), param="out", dtype_from="out_dtype", dtype="bfloat16")
+_SCALES: dict[str, Axis] = {"A_scale_size": Var("scales of a, in tiles"), "B_scale_size": Var("scales of b, in tiles")}
+_OUT = Tensor(("M", "N"), param="out", dtype_from="out_dtype", dtype="bfloat16")
 
 mm_fp4_trace = TraceTemplate(
     "gemm_fp4",
     axes={
-        "m": Var("rows of tokens"),
-        "n": Const("output features"),
-        "k_packed": Const("pairs of inputs"),
+        "M": Var("rows of tokens"),
+        "N": Const("output features", abbrev="n"),
+        "K": Const("pairs of input features", abbrev="k"),
         "one": Var(),
         **_SCALES,
     },
     inputs={
-        "a": Tensor(("m", "k_packed"), dtype="uint8", description="two e2m1 values in a byte"),
-        "b": Tensor(("k_packed", "n"), dtype="uint8", description="column-major"),
-        "a_descale": Tensor(("a_scales",), dtype="uint8", unread=True),
-        "b_descale": Tensor(("b_scales",), dtype="uint8", unread=True),
+        "a": Tensor(("M", "K"), dtype="uint8", description="two e2m1 values in a byte"),
+        "b": Tensor(("K", "N"), dtype="uint8", description="column-major"),
+        "a_descale": Tensor(("A_scale_size",), dtype="uint8", unread=True),
+        "b_descale": Tensor(("B_scale_size",), dtype="uint8", unread=True),
         "alpha": Tensor((), dtype="float32", optional=True),
         "block_size": Scalar("int32", optional=True),
         "use_8x4_sf_layout": Scalar("bool", optional=True),
@@ -102,12 +121,17 @@ mm_fp4_trace = TraceTemplate(
 )
 mm_mxfp8_trace = TraceTemplate(
     "gemm_mxfp8",
-    axes={"m": Var("rows of tokens"), "n": Const("output features"), "k": Const("input features"), **_SCALES},
+    axes={
+        "M": Var("rows of tokens"),
+        "N": Const("output features", abbrev="n"),
+        "K": Const("input features", abbrev="k"),
+        **_SCALES,
+    },
     inputs={
-        "a": Tensor(("m", "k")),
-        "b": Tensor(("k", "n"), description="column-major"),
-        "a_descale": Tensor(("a_scales",), dtype="uint8", unread=True),
-        "b_descale": Tensor(("b_scales",), dtype="uint8", unread=True),
+        "a": Tensor(("M", "K")),
+        "b": Tensor(("K", "N"), description="column-major"),
+        "a_descale": Tensor(("A_scale_size",), dtype="uint8", unread=True),
+        "b_descale": Tensor(("B_scale_size",), dtype="uint8", unread=True),
         "use_8x4_sf_layout": Scalar("bool", optional=True),
     },
     outputs={"out": _OUT},

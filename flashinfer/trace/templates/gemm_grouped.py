@@ -118,15 +118,15 @@ def _segment_gemm(name: str, reference: Any, weight: tuple[str, ...], dtype: Opt
     return TraceTemplate(
         "segment_gemm",
         axes={
-            "rows": Var("rows of all segments"),
+            "total_rows": Var("rows of all segments"),
             "batch_size": Var("segments"),
             "batch_size_plus_1": Var(),
             "num_weights": Var(),
-            "d_out": Const(abbrev="n"),
-            "d_in": Const(abbrev="k"),
+            "N": Const(abbrev="n"),
+            "K": Const(abbrev="k"),
         },
         inputs={
-            "x": Tensor(("rows", "d_in")),
+            "x": Tensor(("total_rows", "K")),
             "weights": Tensor(weight),
             "seg_lens": Tensor(("batch_size",), dtype="int64", optional=True, description="rows of each segment"),
             "seg_indptr": Tensor(
@@ -134,15 +134,15 @@ def _segment_gemm(name: str, reference: Any, weight: tuple[str, ...], dtype: Opt
             ),
             "weight_indices": Tensor(("batch_size",), dtype="int64", optional=True),
         },
-        outputs={"out": Tensor(("rows", "d_out"), param="out", dtype=dtype)},
+        outputs={"out": Tensor(("total_rows", "N"), param="out", dtype=dtype)},
         name_prefix=name,
         reference=reference,
         description="Product of each segment of rows with the weights of the segment.",
     )
 
 
-_COLUMN_MAJOR = (_segment_gemm_reference, ("num_weights", "d_out", "d_in"))
-_ROW_MAJOR = (_segment_gemm_row_major_reference, ("num_weights", "d_in", "d_out"))
+_COLUMN_MAJOR = (_segment_gemm_reference, ("num_weights", "N", "K"))
+_ROW_MAJOR = (_segment_gemm_row_major_reference, ("num_weights", "K", "N"))
 #: By the layout of the weights, and whether operands are float8; results of others have the dtype of x.
 _SEGMENT = {
     (True, False): _segment_gemm("segment_gemm", *_COLUMN_MAJOR, None),

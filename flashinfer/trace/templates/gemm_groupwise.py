@@ -170,6 +170,9 @@ def _dense_init(
     rows: int = 1,
     a_transposed: bool = False,
     b_transposed: bool = False,
+    m_blocks: int = 0,
+    n_blocks: int = 0,
+    k_blocks: int = 0,
     device: Any = "cuda",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -189,6 +192,10 @@ def _group_gemm_init(
     n: int = 4096,
     k: int = 7168,
     is_transposed: bool = False,
+    groups_plus_1: int = 0,
+    m_blocks: int = 0,
+    n_blocks: int = 0,
+    k_blocks: int = 0,
     device: Any = "cuda",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -201,7 +208,16 @@ def _group_gemm_init(
 
 
 def _group_deepgemm_init(
-    *, m: int, groups: int = 2, n: int = 4096, k: int = 7168, device: Any = "cuda", seed: int = 0
+    *,
+    m: int,
+    groups: int = 2,
+    n: int = 4096,
+    k: int = 7168,
+    m_blocks: int = 0,
+    n_blocks: int = 0,
+    k_blocks: int = 0,
+    device: Any = "cuda",
+    seed: int = 0,
 ) -> dict[str, Any]:
     g = seeded(seed, device)
     a, a_scale = _operand(g, m, k, rows=1)
@@ -211,7 +227,16 @@ def _group_deepgemm_init(
 
 
 def _batch_deepgemm_init(
-    *, m: int, groups: int = 2, n: int = 4096, k: int = 7168, device: Any = "cuda", seed: int = 0
+    *,
+    m: int,
+    groups: int = 2,
+    n: int = 4096,
+    k: int = 7168,
+    m_blocks: int = 0,
+    n_blocks: int = 0,
+    k_blocks: int = 0,
+    device: Any = "cuda",
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Each group has all its rows."""
     g = seeded(seed, device)

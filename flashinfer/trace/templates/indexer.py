@@ -58,6 +58,9 @@ def _fp8_paged_mqa_logits_init(
     num_heads: int = 64,
     head_dim: int = 128,
     block_size: int = 64,
+    num_pages: int = 0,
+    num_rows: int = 0,
+    max_blocks: int = 0,
     device: Any = "cuda",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -112,7 +115,7 @@ def _compute_paged_mqa_logits_schedule_reference(
 
 
 def _compute_paged_mqa_logits_schedule_init(
-    *, batch_size: int, max_seq_len: int = 8192, device: Any = "cuda", seed: int = 0
+    *, batch_size: int, max_seq_len: int = 8192, num_rows: int = 0, device: Any = "cuda", seed: int = 0
 ) -> dict[str, Any]:
     return {"seq_lens": randint(seeded(seed, device), max_seq_len + 1, batch_size)}
 

@@ -266,11 +266,12 @@ layernorm_quant_trace = TraceTemplate(
     description="(x - mean) / std * weight + bias, rounded to the input's dtype, then quantised to fp8.",
 )
 
+_TOKENS = ("num_tokens", "hidden_size")
 fused_rmsnorm_silu_trace = TraceTemplate(
     "rmsnorm",
-    axes=_ROWS,
-    inputs={"hidden_states": _INPUT, "weight": _WEIGHT},
-    outputs={"out": Tensor(_MATRIX, param="out", dtype_from="out")},
+    axes={"num_tokens": Var(), "hidden_size": Const(abbrev="h")},
+    inputs={"hidden_states": Tensor(_TOKENS, param="input"), "weight": _WEIGHT},
+    outputs={"out": Tensor(_TOKENS, param="out", dtype_from="out")},
     name_prefix="fused_rmsnorm_silu",
     reference=_fused_rmsnorm_silu_reference,
     description="silu(x / rms(x) * weight).",

@@ -102,7 +102,14 @@ def _scale_shift_reference(
 
 
 def _dit_arguments(
-    names: tuple[str, ...], rank: int, batch_size: int, seq_len: int, hidden_size: int = 3072, device: str = "cpu"
+    names: tuple[str, ...],
+    rank: int,
+    *,
+    batch_size: int,
+    seq_len: int,
+    num_tokens: int = 0,
+    hidden_size: int = 3072,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Random tensors for the given parameters; gate, scale and shift are slices of one buffer, as the op asks."""
     shape = (batch_size, seq_len, hidden_size)

@@ -229,7 +229,7 @@ append_paged_mla_kv_cache_trace = template_of_text(
 )
 
 
-def _indices_init(batch_size: int, nnz: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+def _indices_init(*, batch_size: int, nnz: int, indptr_len: int = 0, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Return indices of a batch in which each request has three tokens and gets ``nnz // batch_size`` more rows."""
     each = nnz // batch_size
     append_indptr = torch.arange(batch_size + 1, dtype=torch.int32, device=device) * each

@@ -64,7 +64,7 @@ def _segment_packbits_little_reference(
     return (bits << (7 - places)).sum(dim=1).to(torch.uint8), offsets
 
 
-def _segments_init(num_bits: int, num_edges: int = 4, device: Any = "cpu") -> dict[str, Any]:
+def _segments_init(*, num_bits: int, num_edges: int = 4, num_bytes: int = 0, device: Any = "cpu") -> dict[str, Any]:
     edges = torch.linspace(0, num_bits, num_edges, device=device).int()
     return {"x": torch.rand(num_bits, device=device) < 0.5, "indptr": edges}
 
@@ -165,11 +165,13 @@ def _mxfp8_quantize_init(
     return {"input": normal(seeded(seed, device), M, K)}
 
 
-def _mxfp8_init(num_rows: int, num_cols: int = 128, device: Any = "cpu") -> dict[str, Any]:
+def _mxfp8_init(*, num_rows: int, num_cols: int = 128, num_scales: int = 0, device: Any = "cpu") -> dict[str, Any]:
     return {"input": torch.randn(num_rows, num_cols, device=device)}
 
 
-def _mxfp8_dequantize_init(num_rows: int, num_cols: int = 128, device: Any = "cpu") -> dict[str, Any]:
+def _mxfp8_dequantize_init(
+    *, num_rows: int, num_cols: int = 128, num_scales: int = 0, device: Any = "cpu"
+) -> dict[str, Any]:
     scales = random_bytes(num_rows, num_cols // 32, device=device, low=100, high=140)
     return {
         "input": random_bytes(num_rows, num_cols, device=device, high=127),  # 0x7F is NaN
@@ -250,7 +252,9 @@ def _e2m1_reference(
     return dequantize(e2m1_values(e2m1_tensor), scales, sf_vec_size, layout, global_scale_tensor)
 
 
-def _e2m1_init(num_rows: int, num_bytes: int = 64, device: Any = "cpu") -> dict[str, Any]:
+def _e2m1_init(
+    *, num_rows: int, num_bytes: int = 64, num_cols: int = 0, num_scales: int = 0, device: Any = "cpu"
+) -> dict[str, Any]:
     return {
         "e2m1_tensor": random_bytes(num_rows, num_bytes, device=device),
         "ufp8_scale_tensor": padded_scales(random_bytes(num_rows, num_bytes // 8, device=device, high=127), 0),
@@ -262,7 +266,9 @@ def _mxfp4_dequantize_reference(a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayou
     return dequantize(e2m1_values(a_fp4), scale_values(a_sf, False), 32, int(sfLayout))
 
 
-def _mxfp4_init(num_rows: int, num_bytes: int = 64, device: Any = "cpu") -> dict[str, Any]:
+def _mxfp4_init(
+    *, num_rows: int, num_bytes: int = 64, num_cols: int = 0, num_scales: int = 0, device: Any = "cpu"
+) -> dict[str, Any]:
     scales = random_bytes(num_rows, num_bytes // 16, device=device, low=100, high=140)
     return {"a_fp4": random_bytes(num_rows, num_bytes, device=device), "a_sf": padded_scales(scales, 0)}
 
@@ -274,7 +280,9 @@ def _mxfp4_dequantize_host_reference(
     return values * scale_values(scale, False).repeat_interleave(group_size, dim=-1)
 
 
-def _mxfp4_host_init(num_rows: int, num_bytes: int = 64, device: Any = "cpu") -> dict[str, Any]:
+def _mxfp4_host_init(
+    *, num_rows: int, num_bytes: int = 64, num_cols: int = 0, num_groups: int = 0, device: Any = "cpu"
+) -> dict[str, Any]:
     scale = random_bytes(num_rows, num_bytes // 16, device=device, low=100, high=140)
     return {"weight": random_bytes(num_rows, num_bytes, device=device), "scale": scale}
 

@@ -26,7 +26,9 @@ def _nvfp4_kv_dequantize_reference(
     return (e2m1_values(fp4_data) * scales * global_scale.reshape(())).to(out_dtype)
 
 
-def _nvfp4_init(num_rows: int, num_bytes: int = 128, device: Any = "cpu") -> dict[str, Any]:
+def _nvfp4_init(
+    *, num_rows: int, num_bytes: int = 128, num_scales: int = 0, num_elements: int = 0, device: Any = "cpu"
+) -> dict[str, Any]:
     # 0x7F and 0xFF are NaN.
     return {
         "fp4_data": random_bytes(num_rows, num_bytes, device=device),
@@ -154,7 +156,16 @@ def _nvfp4_kv_dequantize_paged_hnd_reference(
     return _nvfp4_kv_dequantize_paged_nhd_reference(k, v, k_sf, v_sf, *arguments)
 
 
-def _paged_init(batch_size: int, head_dim: int = 128, num_heads: int = 2, device: Any = "cpu") -> dict[str, Any]:
+def _paged_init(
+    *,
+    batch_size: int,
+    head_dim: int = 128,
+    num_heads: int = 2,
+    max_seq_len: int = 0,
+    num_pages: int = 0,
+    num_columns: int = 0,
+    device: Any = "cpu",
+) -> dict[str, Any]:
     page_size, pages, tokens = 16, 2 * batch_size + 1, 32
     shape = (pages, 2, page_size, num_heads)
     out = torch.full((batch_size, tokens, num_heads, head_dim), 7.0, dtype=torch.bfloat16, device=device)

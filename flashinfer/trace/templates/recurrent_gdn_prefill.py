@@ -94,6 +94,8 @@ def _chunk_gated_delta_rule_init(
     num_k_heads: int = 16,
     num_v_heads: int = 32,
     head_dim: int = 128,
+    num_states: int = 0,
+    num_offsets: int = 0,
     device: Any = "cuda",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -124,6 +126,8 @@ def _chunk_gated_delta_rule_state_init(
     num_k_heads: int = 16,
     num_v_heads: int = 32,
     head_dim: int = 128,
+    num_states: int = 0,
+    num_offsets: int = 0,
     device: Any = "cuda",
     seed: int = 0,
 ) -> dict[str, Any]:

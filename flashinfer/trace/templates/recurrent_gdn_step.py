@@ -320,7 +320,15 @@ def _gdn_arguments(g: torch.Generator, batch: int, tokens: int, heads: int, valu
 
 
 def _gated_delta_rule_decode_pretranspose_init(
-    *, batch_size: int, num_q_heads: int = 16, num_v_heads: int = 32, device: Any = "cuda", seed: int = 0, **_: Any
+    *,
+    batch_size: int,
+    num_q_heads: int = 16,
+    num_v_heads: int = 32,
+    seq_len: int = 0,
+    pool_size: int = 0,
+    device: Any = "cuda",
+    seed: int = 0,
+    **_: Any,
 ) -> dict[str, Any]:
     g = seeded(seed, device)
     state = normal(g, batch_size, num_v_heads, 128, 128, dtype=torch.float32)
@@ -328,7 +336,14 @@ def _gated_delta_rule_decode_pretranspose_init(
 
 
 def _gated_delta_rule_decode_init(
-    *, batch_size: int, num_q_heads: int = 16, num_v_heads: int = 32, device: Any = "cuda", seed: int = 0, **_: Any
+    *,
+    batch_size: int,
+    num_q_heads: int = 16,
+    num_v_heads: int = 32,
+    seq_len: int = 0,
+    device: Any = "cuda",
+    seed: int = 0,
+    **_: Any,
 ) -> dict[str, Any]:
     g = seeded(seed, device)
     state = normal(g, batch_size, num_v_heads, 128, 128, dtype=torch.float32)
@@ -341,6 +356,7 @@ def _gated_delta_rule_mtp_init(
     seq_len: int = 4,
     num_q_heads: int = 16,
     num_v_heads: int = 32,
+    pool_size: int = 0,
     device: Any = "cuda",
     seed: int = 0,
     **_: Any,

@@ -80,6 +80,7 @@ def _ssd_combined_fwd_init(
     head_dim: int = 64,
     num_groups: int = 8,
     state_dim: int = 128,
+    num_seqs: int = 0,
     device: Any = "cuda",
     seed: int = 0,
 ) -> dict[str, Any]:

@@ -112,6 +112,7 @@ def _checkpointing_ssu_init(
     head_dim: int = 64,
     num_groups: int = 8,
     state_dim: int = 128,
+    num_slots: int = 0,
     device: Any = "cuda",
     seed: int = 0,
 ) -> dict[str, Any]:
