@@ -42,6 +42,8 @@ try:
     from .prefill import *
     from .prefill import trtllm_fmha_v2_prefill as trtllm_fmha_v2_prefill
     from .quantization import *
+    from .quantization import NVFP44Over6Config as NVFP44Over6Config
+    from .quantization import NVFP44Over6ErrMode as NVFP44Over6ErrMode
     from .quantization import get_fp4_quantization_module as get_fp4_quantization_module
     from .quantization import nvfp4_block_scale_interleave as nvfp4_block_scale_interleave
     from .rope import *

@@ -65,6 +65,7 @@ from .jit.rope import gen_rope_modules as gen_rope_modules
 from .jit.sampling import gen_sampling_modules as gen_sampling_modules
 from .jit.scale import gen_scale_modules as gen_scale_modules
 from .jit.topk import gen_topk_modules as gen_topk_modules
+from .jit.xqa import gen_xqa_module as gen_xqa_module
 
 #: Families, in the order of the docs: ``flashinfer.<family>`` is the API, ``gen_<family>_modules`` what AOT builds.
 FAMILIES = (
@@ -138,6 +139,83 @@ def gen_attention(
         yield from gen_attention_modules([(256, 256)], f16_dtype_, (), [True])
     if add_oai_oss:
         yield from gen_attention_modules([(64, 64)], f16_dtype_, (), [False])
+
+
+def gen_fa2(
+    dtype_qo: torch.dtype,
+    dtype_kv: torch.dtype,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    use_sliding_window: bool,
+    use_logits_soft_cap: bool,
+    prefill_only: bool = False,
+) -> Iterator[JitSpec]:
+    """Yield decode and prefill modules of one kind, or those of prefill; windows add no modules."""
+    dtypes, dims, ids = (dtype_qo, dtype_kv, dtype_qo), (head_dim_qk, head_dim_vo), torch.int32
+    window, cap = use_sliding_window, use_logits_soft_cap
+    yield gen_single_prefill_module("fa2", *dtypes, *dims, 0, window, cap, False)
+    yield gen_batch_prefill_module("fa2", *dtypes, ids, *dims, 0, window, cap, False)
+    if not prefill_only:
+        yield gen_single_decode_module(*dtypes, *dims, 0, window, cap)
+        yield gen_batch_decode_module(*dtypes, ids, *dims, 0, window, cap)
+
+
+def gen_fa3(
+    dtype_q: torch.dtype,
+    dtype_kv: torch.dtype,
+    dtype_o: torch.dtype,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    use_sliding_window: bool,
+    use_logits_soft_cap: bool,
+) -> Iterator[JitSpec]:
+    """Yield the Hopper prefill modules of one kind; none for targets or sizes that have no such kernel."""
+    dtypes, dims = (dtype_q, dtype_kv, dtype_o), (head_dim_qk, head_dim_vo)
+    if has_hopper_target() and hopper_serves(dtypes, *dims, 0):
+        window, cap = use_sliding_window, use_logits_soft_cap
+        yield gen_single_prefill_module("fa3", *dtypes, *dims, 0, window, cap, False)
+        yield gen_batch_prefill_module("fa3", *dtypes, torch.int32, *dims, 0, window, cap, False)
+
+
+def gen_xqa(
+    input_type_: Sequence[torch.dtype],
+    fp8_kv_cache_: Sequence[bool],
+    token_per_page_: Sequence[int],
+    head_size_: Sequence[int],
+    head_grp_size_: Sequence[int],
+    use_sliding_window_: Sequence[bool],
+    has_sm90: bool,
+    has_sm100: bool,
+    has_sm120: bool,
+    has_sm121: bool,
+) -> Iterator[JitSpec]:
+    """Yield the modules of ``xqa`` for each combination, each once; one kernel serves all targets here."""
+    options = (input_type_, fp8_kv_cache_, token_per_page_, head_size_, head_grp_size_, use_sliding_window_)
+    found = {}
+    for dtype, is_fp8, page_size, head_dim, group, window in itertools.product(*options):
+        cache = torch.float8_e4m3fn if is_fp8 else dtype
+        spec = gen_xqa_module(dtype, cache, page_size, head_dim, group, window, dtype, device="cuda")
+        found[spec.name] = spec
+    yield from found.values()
+
+
+def get_default_config() -> dict[str, Any]:
+    """Return the kinds of attention modules that published builds have, by the names of their options."""
+    return {
+        "fa2_head_dim": [(64, 64), (128, 128), (256, 256)],
+        "fa3_head_dim": [(192, 128), (64, 64), (128, 128), (256, 256)],
+        "f16_dtype": [torch.float16, torch.bfloat16],
+        "f8_dtype": [torch.float8_e4m3fn],
+        "use_sliding_window": [False, True],
+        "use_logits_soft_cap": [False, True],
+        "add_comm": True,
+        "add_gemma": True,
+        "add_oai_oss": True,
+        "add_moe": True,
+        "add_act": True,
+        "add_misc": True,
+        "add_xqa": True,
+    }
 
 
 def detect_sm_capabilities() -> dict[str, bool]:

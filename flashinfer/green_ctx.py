@@ -7,7 +7,7 @@ and sums need neither it nor a GPU.
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence, Union
 
 import torch
 
@@ -17,6 +17,7 @@ from ._runtime.integer_math import round_up
 
 __all__ = [
     "create_green_ctx_streams",
+    "empty_per_locality_domain",
     "get_cudevice",
     "get_device_resource",
     "get_sm_count_constraint",
@@ -230,3 +231,29 @@ def split_device_green_ctx_by_sm_count(
     groups, remaining = split_resource_by_sm_count(cu_dev, resource, counts)
     resources = [*groups, remaining]
     return create_green_ctx_streams(cu_dev, resources), resources
+
+
+def get_locality_domain_count(dev: Optional[torch.device] = None) -> int:
+    """Return 1: Hopper and older GPUs have one domain of SMs with memory of their own."""
+    return 1
+
+
+def split_device_green_ctx_by_locality_domain(dev: torch.device) -> tuple[list[torch.cuda.Stream], list[Any]]:
+    """Split a GPU by its domains of SMs and memory: one group with all SMs.
+
+    Returns
+    -------
+    (list of streams, list of CUdevResource)
+        One of each.
+    """
+    cu_dev = get_cudevice(dev)
+    resources = [get_device_resource(cu_dev)]
+    return create_green_ctx_streams(cu_dev, resources), resources
+
+
+def empty_per_locality_domain(
+    *size: int, dtype: Optional[torch.dtype] = None, device: Union[torch.device, str] = "cuda"
+) -> list[torch.Tensor]:
+    """Return an empty tensor in the memory of each domain: one."""
+    shape = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list, torch.Size)) else size
+    return [torch.empty(shape, dtype=dtype, device=device)]

@@ -79,6 +79,8 @@ MLA_NAMES = {
         "DSV4HCAMetadata",
         "_get_trtllm_gen_multi_ctas_kv_counter_buffer",
         "TrtllmGenMlaDecodeRunner",
+        "_build_mla_decode_tuning_config",
+        "_mla_decode_tuning_config",
         "batch_decode_sparse_mla_dsv4",
         "convert_compressed_page_aligned_sparse_indices_to_hca_metadata",
         "get_mla_module",

@@ -66,3 +66,23 @@ Sm120B12xBlockScaledDenseGemmKernel = _needs_gpu(
     "load_path='tma', swap_ab=False",
     arch="SM120",
 )
+
+# Products of the package cuda.tile, and those of Blackwell that came with 0.7.
+_NEEDS_TILE = "kernels of the package cuda.tile, which this package does not have"
+masked_bmm = needs("masked_bmm", _NEEDS_TILE)
+ragged_bmm = needs("ragged_bmm", _NEEDS_TILE)
+gemm_alpha_beta = needs("gemm_alpha_beta", _NEEDS_TILE)
+masked_scaled_bmm = needs("masked_scaled_bmm", _NEEDS_TILE)
+ragged_scaled_bmm = needs("ragged_scaled_bmm", _NEEDS_TILE)
+ragged_block_scaled_bmm = needs("ragged_block_scaled_bmm", _NEEDS_TILE)
+group_gemm_fp8_nt_groupwise_contiguous = _needs_gpu("group_gemm_fp8_nt_groupwise_contiguous")
+fp4_linear = _needs_gpu("fp4_linear")
+fp8_linear = _needs_gpu("fp8_linear")
+
+# Launchers and runners inside published modules.
+_OTHER = "the native launcher of another package: this one has launchers of its own"
+get_gemm_sm90_module = needs("get_gemm_sm90_module", _OTHER)
+get_fp8_blockscale_gemm_runner_sm90 = needs("get_fp8_blockscale_gemm_runner_sm90", _OTHER)
+launch_compute_sm80_group_gemm_args = needs("launch_compute_sm80_group_gemm_args", _OTHER)
+launch_compute_sm90_group_gemm_args = needs("launch_compute_sm90_group_gemm_args", _OTHER)
+_cudnn_gemm_fp8_runner = needs("_cudnn_gemm_fp8_runner", "graphs of cuDNN for FP8, which this package does not make")

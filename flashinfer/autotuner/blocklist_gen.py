@@ -14,14 +14,16 @@ import errno
 import logging
 import multiprocessing
 import os
+import re
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 import torch
 
+from .._compat.unsupported import UnsupportedError
 from .._runtime.errors import ArgumentError
 from ..trace.check import default_tolerances
 from .blocklist import TacticsBlocklist
@@ -90,8 +92,31 @@ def probe_fp8(sizes: Sizes) -> Probe:
     return Probe("fp8_gemm", [OwnFp8Runner()], [a, b, *scales, out, None], out, expected)
 
 
-#: Operators whose tactics :func:`generate` runs, by number format.
-PROBE_FUNCTIONS: dict[str, Callable[[Sizes], Probe]] = {"bf16": probe_bf16, "fp8": probe_fp8}
+def probe_bf16_relu2(sizes: Sizes) -> Probe:
+    """Make the first product of an expert in bfloat16 whose activation is not gated: half as many columns."""
+    return probe_bf16(replace(sizes, intermediate_size=sizes.intermediate_size // 2))
+
+
+def probe_nothing(sizes: Sizes) -> Probe:
+    """Raise the error of a format whose kernels need a Blackwell GPU."""
+    raise UnsupportedError("generate: quant_modes must be formats with kernels here, got one of Blackwell GPUs")
+
+
+#: Operators whose tactics :func:`generate` runs, by the published names of formats and kernels.
+PROBE_FUNCTIONS: dict[str, Callable[[Sizes], Probe]] = {
+    "NvFP4xNvFP4": probe_nothing,
+    "Fp8-Block": probe_nothing,
+    "NvFP4-CUTLASS": probe_nothing,
+    "Fp8-PerTensor-CUTLASS": probe_fp8,
+    "BF16-CUTLASS": probe_bf16,
+    "BF16-Relu2-CUTLASS": probe_bf16_relu2,
+}
+
+
+def _device_name(device: str) -> str:
+    """Return the name of a GPU as part of the name of a file; that of the CPU is cpu."""
+    made = torch.device(device)
+    return re.sub(r"\W+", "_", torch.cuda.get_device_name(made)) if made.type == "cuda" else made.type
 
 
 def _run_trials(function: Callable[[Sizes], Probe], sizes: Sizes, first: int, results: Connection) -> None:
@@ -183,9 +208,9 @@ def generate(
     Parameters
     ----------
     output : Optional[str]
-        File for :class:`TacticsBlocklist`; None writes none.
+        File for :class:`TacticsBlocklist`; default: ``tactics_<name of the GPU>.json``.
     quant_modes : Optional[Sequence[str]]
-        Keys of :data:`PROBE_FUNCTIONS`; default: all.
+        Keys of :data:`PROBE_FUNCTIONS`; default: all that have kernels here.
     num_tokens, num_experts, hidden_size, intermediate_size, top_k : int
         Sizes of an expert layer. Products have the rows of all tokens, and the rows that one expert has on average.
     device : str
@@ -206,16 +231,18 @@ def generate(
         raise ArgumentError(
             f"generate: Unknown quant mode: quant_modes must be among {', '.join(known)}, got {unknown}"
         )
-    if output is not None:
-        _check_writable(Path(output))
+    if any(known[mode] is probe_nothing for mode in quant_modes or ()):
+        probe_nothing(Sizes(num_tokens, hidden_size, intermediate_size, device))
+    output = f"tactics_{_device_name(device)}.json" if output is None else output
+    _check_writable(Path(output))
     found: dict[str, list[Any]] = {}
-    for mode in known if quant_modes is None else quant_modes:
+    served = [mode for mode, probe in known.items() if probe is not probe_nothing]
+    for mode in served if quant_modes is None else quant_modes:
         for rows in sorted({max(1, num_tokens * top_k // num_experts), num_tokens}):
             sizes = Sizes(rows, hidden_size, intermediate_size, device)
             for key, tactic, problem in _bad_tactics(known[mode], sizes, timeout):
                 _log.warning("generate: %s tactic %s with %d rows %s", key, tactic, rows, problem)
                 if tactic not in found.setdefault(key, []):
                     found[key].append(tactic)
-    if output is not None:
-        TacticsBlocklist.save(output, found)
+    TacticsBlocklist.save(output, found)
     return found

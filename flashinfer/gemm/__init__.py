@@ -10,10 +10,19 @@ from .._compat.unsupported_gemm import (
 )
 from .._compat.unsupported_gemm import Sm120B12xBlockScaledDenseGemmKernel as Sm120B12xBlockScaledDenseGemmKernel
 from .._compat.unsupported_gemm import create_scale_factor_tensor as create_scale_factor_tensor
+from .._compat.unsupported_gemm import fp4_linear as fp4_linear
+from .._compat.unsupported_gemm import fp8_linear as fp8_linear
+from .._compat.unsupported_gemm import gemm_alpha_beta as gemm_alpha_beta
+from .._compat.unsupported_gemm import group_gemm_fp8_nt_groupwise_contiguous as group_gemm_fp8_nt_groupwise_contiguous
 from .._compat.unsupported_gemm import group_gemm_mxfp4_nt_groupwise as group_gemm_mxfp4_nt_groupwise
 from .._compat.unsupported_gemm import group_gemm_mxfp8_mxfp4_nt_groupwise as group_gemm_mxfp8_mxfp4_nt_groupwise
 from .._compat.unsupported_gemm import group_gemm_nvfp4_nt_groupwise as group_gemm_nvfp4_nt_groupwise
 from .._compat.unsupported_gemm import grouped_gemm_nt_masked as grouped_gemm_nt_masked
+from .._compat.unsupported_gemm import masked_bmm as masked_bmm
+from .._compat.unsupported_gemm import masked_scaled_bmm as masked_scaled_bmm
+from .._compat.unsupported_gemm import ragged_block_scaled_bmm as ragged_block_scaled_bmm
+from .._compat.unsupported_gemm import ragged_bmm as ragged_bmm
+from .._compat.unsupported_gemm import ragged_scaled_bmm as ragged_scaled_bmm
 from ..cutile import is_cuda_tile_available as is_cuda_tile_available
 from . import gemm_base as gemm_base
 from .bf16 import bmm_bf16, mm_bf16

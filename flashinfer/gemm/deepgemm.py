@@ -10,7 +10,7 @@ import torch
 from .._runtime.allocation import allocate
 from .._runtime.arch import AMPERE_ON, CPU, capability_of
 from .._runtime.codegen_wrapper import compiler, is_traced
-from .._runtime.errors import ArgumentError
+from .._runtime.errors import ArgumentError, BackendSupportedError
 from .._runtime.kept import KeptLaunches
 from .._runtime.requirements import backend_requirement, supported_compute_capability
 from ..api_logging import flashinfer_api
@@ -212,7 +212,12 @@ def _check_batch_deepgemm(
     scale_granularity_mnk: Granularity = (1, 128, 128),
     out: Optional[torch.Tensor] = None,
     out_dtype: Optional[torch.dtype] = None,
+    backend: str = "deepgemm",
 ) -> bool:
+    if backend != "deepgemm":
+        raise BackendSupportedError(
+            f"batch_deepgemm_fp8_nt_groupwise does not support backend '{backend}'; usable here: deepgemm"
+        )
     if expected_m < 1 or not _is_checked_by_kernel(a, b, scale_granularity_mnk, out, out_dtype):
         _refuse_masked(a, b, a_scale, b_scale, masked_m, expected_m, scale_granularity_mnk, out, out_dtype)
     return True
@@ -238,7 +243,7 @@ def _launch_masked(
 
 
 _masked_launches = KeptLaunches(
-    "scale_granularity_mnk, out_dtype, expected_m < 1, (index := a.get_device())",
+    "scale_granularity_mnk, out_dtype, expected_m < 1, backend, (index := a.get_device())",
     passed="a, b, a_scale, b_scale, masked_m, expected_m, out, index",
 )
 
@@ -256,6 +261,7 @@ def batch_deepgemm_fp8_nt_groupwise(
     scale_granularity_mnk: Granularity = (1, 128, 128),
     out: Optional[torch.Tensor] = None,
     out_dtype: Optional[torch.dtype] = None,
+    backend: str = "deepgemm",
 ) -> torch.Tensor:
     r"""Product of the first rows of each group with the fp8 matrix of the group, in the masked layout of DeepGEMM:
     ``out[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T``. Other rows are not written.
@@ -281,6 +287,8 @@ def batch_deepgemm_fp8_nt_groupwise(
         ``(groups, m, n)`` bfloat16, written and returned when given.
     out_dtype : Optional[torch.dtype]
         bfloat16, the only one there is.
+    backend : str
+        "deepgemm", the only one there is.
 
     Returns
     -------
@@ -303,6 +311,6 @@ def batch_deepgemm_fp8_nt_groupwise(
         _refuse_masked(a, b, a_scale, b_scale, masked_m, expected_m, scale_granularity_mnk, out, out_dtype)
         raise
     if _is_kept(a, scale_granularity_mnk):
-        call = (a, b, a_scale, b_scale, masked_m, expected_m, scale_granularity_mnk, out, out_dtype)
+        call = (a, b, a_scale, b_scale, masked_m, expected_m, scale_granularity_mnk, out, out_dtype, backend)
         _masked_launches.keep(_launch_masked, "SM90", *call)
     return made

@@ -4,6 +4,11 @@
 import importlib
 from typing import Any
 
+from .._compat.unsupported_gemm import _cudnn_gemm_fp8_runner as _cudnn_gemm_fp8_runner
+from .._compat.unsupported_gemm import get_fp8_blockscale_gemm_runner_sm90 as get_fp8_blockscale_gemm_runner_sm90
+from .._compat.unsupported_gemm import get_gemm_sm90_module as get_gemm_sm90_module
+from .._compat.unsupported_gemm import launch_compute_sm80_group_gemm_args as launch_compute_sm80_group_gemm_args
+from .._compat.unsupported_gemm import launch_compute_sm90_group_gemm_args as launch_compute_sm90_group_gemm_args
 from .._runtime.cache_buffers import _get_cache_buf as _get_cache_buf
 from ..jit.gemm import get_gemm_module as get_gemm_module
 from .bf16 import bmm_bf16 as bmm_bf16
@@ -24,8 +29,19 @@ from .segment import SegmentGEMMWrapper as SegmentGEMMWrapper
 #: Bytes of the workspace that published code allocates for a product. Ours allocate what they need themselves.
 DEFAULT_WORKSPACE_SIZE = 32 * 1024 * 1024
 
+CUDNN_FP4_MXFP4_SM120_CUDNN_VERSION_ERROR = "cudnn FP4 GEMM with mxfp4 quantization is not supported on SM120"
+
+
+def clear_cudnn_graph_cache() -> None:
+    """Do nothing: products here make no graph of cuDNN that could be kept."""
+
 
 def __getattr__(name: str) -> Any:
+    if name == "_FP8_GEMM_SM100_TUNING_CONFIG":  # how published products in FP8 vary; ours have their own rules
+        autotuner = importlib.import_module("flashinfer.autotuner")
+        buckets = tuple(2**i for i in range(14))
+        rule = autotuner.make_bucket_mapper(buckets)
+        return autotuner.TuningConfig(dynamic_tensor_specs=(autotuner.DynamicTensorSpec((0,), (-2,), buckets, rule),))
     if name == "get_mm_bf16_cublaslt_module":  # imports the autotuner, which takes 10 ms
         return importlib.import_module(".tuning", __package__).get_mm_bf16_cublaslt_module
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

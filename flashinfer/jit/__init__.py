@@ -48,6 +48,9 @@ from .scale import gen_scale_module as gen_scale_module
 from .topk import gen_topk_module as gen_topk_module
 from .utils import write_if_different as write_if_different
 
+#: Published paths of generators, such as flashinfer.jit.hash_topk, are files of this folder.
+__path__.append(f"{__path__[0].removesuffix('jit')}_compat/published/jit")  # noqa: F405
+
 
 def __getattr__(name: str) -> ModuleType:
     """Import ``cubins`` on use: it needs ``flashinfer.aot``, which needs this package."""

@@ -13,6 +13,11 @@ from .compiler import CompileError, Compiler, compile_pipeline
 from .fusion_rules import FusionRule
 from .legalization import LegalizationError, legalize_processors
 from .op import Op, ParameterizedOp
+from .operators import FusedProbsMinPSampleOp as FusedProbsMinPSampleOp
+from .operators import FusedProbsTopKSampleOp as FusedProbsTopKSampleOp
+from .operators import FusedProbsTopKTopPSampleOp as FusedProbsTopKTopPSampleOp
+from .operators import FusedProbsTopPSampleOp as FusedProbsTopPSampleOp
+from .operators import FusedTemperatureSoftmaxOp as FusedTemperatureSoftmaxOp
 from .pipeline import LogitsPipe
 from .processors import LogitsProcessor, MinP, Sample, Softmax, Temperature, TopK, TopP
 from .types import TaggedTensor, TensorType

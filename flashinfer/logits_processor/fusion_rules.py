@@ -20,7 +20,7 @@ from .operators import (
     TopPOp,
 )
 
-__all__ = ["FusionRule", "default_fusion_rules"]
+__all__ = ["FusionRule", "default_fusion_rules", "get_default_fusion_rules"]
 
 
 class FusionRule(NamedTuple):
@@ -61,3 +61,6 @@ def default_fusion_rules() -> list[FusionRule]:
         FusionRule((TopPOp, ProbsSampleOp), _always, _fuse(FusedProbsTopPSampleOp), 10),
         FusionRule((MinPOp, ProbsSampleOp), _always, _fuse(FusedProbsMinPSampleOp), 10),
     ]
+
+
+get_default_fusion_rules = default_fusion_rules  # its published name

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Optional, Sequence
 
 from .op import Op
 from .processors import LogitsProcessor
 from .types import TensorType
 
-__all__ = ["LegalizationError", "infer_initial_type", "legalize_processors"]
+__all__ = ["LegalizationError", "infer_initial_type", "legalize_processors", "validate_processor_chain"]
 
 
 class LegalizationError(Exception):
@@ -53,3 +53,10 @@ def infer_initial_type(processor: LogitsProcessor) -> TensorType:
             f"{' and '.join(t.name for t in accepted) or 'neither logits nor probabilities'}"
         )
     return accepted[0]
+
+
+def validate_processor_chain(processors: Sequence[LogitsProcessor], initial_type: Optional[TensorType] = None) -> None:
+    """Raise :class:`LegalizationError` unless each processor takes what the one before it gives."""
+    if not processors:
+        raise LegalizationError("the chain must have at least one processor, got none")
+    legalize_processors(processors, initial_type or infer_initial_type(processors[0]))

@@ -10,7 +10,13 @@ from .op import Op
 from .operators import SoftmaxOp
 from .types import TensorType
 
-__all__ = ["CompileError", "ValidityCheck", "default_validity_checks"]
+__all__ = [
+    "CompileError",
+    "ValidityCheck",
+    "default_validity_checks",
+    "get_default_validity_checks",
+    "validate_pipeline",
+]
 
 
 class CompileError(Exception):
@@ -56,3 +62,12 @@ def check_first_op(ops: Sequence[Op]) -> None:
 def default_validity_checks() -> list[ValidityCheck]:
     """Return the default checks, in the order in which they run."""
     return [check_not_empty, check_one_softmax, check_indices_are_last, check_types_match, check_first_op]
+
+
+get_default_validity_checks = default_validity_checks  # its published name
+
+
+def validate_pipeline(ops: Sequence[Op], custom_validity_checks: Sequence[ValidityCheck] = ()) -> None:
+    """Raise :class:`CompileError` unless a list of ops is a valid pipeline."""
+    for check in (*default_validity_checks(), *custom_validity_checks):
+        check(ops)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 
 from .._runtime.errors import ArgumentError
@@ -125,6 +127,8 @@ def attention_tb_per_sec(
     q_dtype: torch.dtype = torch.bfloat16,
     kv_dtype: torch.dtype = torch.bfloat16,
     o_dtype: torch.dtype = torch.bfloat16,
+    k_dtype: Optional[torch.dtype] = None,
+    v_dtype: Optional[torch.dtype] = None,
 ) -> float:
     """Decimal TB/s of a call that took ``time`` milliseconds, q, k, v and the output counted once each.
 
@@ -143,6 +147,8 @@ def attention_tb_per_sec(
         q_dtype,
         kv_dtype,
         o_dtype,
+        k_dtype,
+        v_dtype,
     )
 
 
@@ -157,6 +163,8 @@ def attention_tb_per_sec_with_actual_seq_lens(
     q_dtype: torch.dtype = torch.bfloat16,
     kv_dtype: torch.dtype = torch.bfloat16,
     o_dtype: torch.dtype = torch.bfloat16,
+    k_dtype: Optional[torch.dtype] = None,
+    v_dtype: Optional[torch.dtype] = None,
 ) -> float:
     """Like :func:`attention_tb_per_sec` for requests of the given lengths.
 
@@ -167,7 +175,8 @@ def attention_tb_per_sec_with_actual_seq_lens(
     """
     q_tokens, kv_tokens = sum(_ints(actual_seq_lens_q)), sum(_ints(actual_seq_lens_kv))
     q_bytes = q_tokens * num_qo_heads * (head_dim_qk * q_dtype.itemsize + head_dim_vo * o_dtype.itemsize)
-    kv_bytes = kv_tokens * num_kv_heads * (head_dim_qk + head_dim_vo) * kv_dtype.itemsize
+    k_size, v_size = ((dtype or kv_dtype).itemsize for dtype in (k_dtype, v_dtype))  # keys and values may differ
+    kv_bytes = kv_tokens * num_kv_heads * (head_dim_qk * k_size + head_dim_vo * v_size)
     return _per_second(q_bytes + kv_bytes, time)
 
 

@@ -27,10 +27,13 @@ def test_tactics_that_fail_are_listed(tmp_path, caplog):
     assert blocklist.filter("ones", Unreliable(), every) == ["good", "good too"]
 
 
-@pytest.mark.parametrize("mode", PROBE_FUNCTIONS)
-def test_tactics_of_this_package_are_good(device, mode):
+@pytest.mark.parametrize("mode", ["Fp8-PerTensor-CUTLASS", "BF16-CUTLASS", "BF16-Relu2-CUTLASS"])
+def test_tactics_of_this_package_are_good(device, mode, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     sizes = {"num_tokens": 16, "num_experts": 8, "hidden_size": 256, "intermediate_size": 128, "top_k": 2}
     assert generate(quant_modes=[mode], device=device, **sizes) == {}
+    (made,) = tmp_path.iterdir()  # the default name
+    assert made.name.startswith("tactics_") and made.suffix == ".json"
 
 
 @pytest.mark.parametrize("name", ["file/list.json", "folder", "x" * 300, "nul\0.json"])
@@ -43,11 +46,16 @@ def test_output_that_cannot_be_written(tmp_path, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_inputs_that_cannot_be_made():
+def test_inputs_that_cannot_be_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError, match="broken_probe failed in its process"):
         generate(num_tokens=1, num_experts=1, top_k=1, device="cpu", probes={"mine": broken_probe})
 
 
 def test_unknown_modes():
-    with pytest.raises(ArgumentError, match=r"Unknown quant mode: quant_modes must be among bf16, fp8, got \['fp5'\]"):
+    with pytest.raises(ArgumentError, match=r"Unknown quant mode: .* among NvFP4xNvFP4, .*, got \['fp5'\]"):
         generate(quant_modes=["fp5"])
+    names = ["NvFP4xNvFP4", "Fp8-Block", "NvFP4-CUTLASS", "Fp8-PerTensor-CUTLASS", "BF16-CUTLASS", "BF16-Relu2-CUTLASS"]
+    assert list(PROBE_FUNCTIONS) == names
+    with pytest.raises(RuntimeError, match="must be formats with kernels here"):
+        generate(quant_modes=["NvFP4-CUTLASS"])

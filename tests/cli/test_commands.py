@@ -63,14 +63,14 @@ def test_tactics_that_fail_are_listed(run, tmp_path, monkeypatch):
     monkeypatch.setattr(blocklist_gen, "generate", generate)
     sizes = {"num_tokens": 4, "num_experts": 8, "hidden_size": 256, "intermediate_size": 128, "top_k": 2}
     options = [x for name, size in sizes.items() for x in (f"--{name.replace('_', '-')}", str(size))]
-    modes = ("--quant-modes", "bf16", "--quant-modes", "fp8")
+    modes = ("--quant-modes", "BF16-CUTLASS", "--quant-modes", "Fp8-PerTensor-CUTLASS")
     text = run("generate-tactics-blocklist", "-o", "list.json", *modes, *options, "--device", "cpu")
     assert "bf16_gemm::OwnBf16Runner: 2 tactics fail" in text and "Wrote list.json: 2 tactics" in text
     run("generate-tactics-blocklist")
-    assert calls[0] == ("list.json", ["bf16", "fp8"], {**sizes, "device": "cpu"})
+    assert calls[0] == ("list.json", ["BF16-CUTLASS", "Fp8-PerTensor-CUTLASS"], {**sizes, "device": "cpu"})
     assert calls[1][:2] == ("tactics_blocklist.json", None) and calls[1][2]["device"] == "cuda:0"
     text = run("generate-tactics-blocklist", "--quant-modes", "fp3", code=2)
-    assert "'fp3' is not one of bf16, fp8" in text and len(calls) == 2
+    assert "'fp3' is not one of NvFP4xNvFP4, " in text and len(calls) == 2
 
 
 def test_missing_compiler_is_one_line(run, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ DIFFERENT = {
     "flashinfer.jit.JitSpecNvcc",  # 0.7.2: build(need_lock=True)
 }
 WAITING = {
-    *(f"flashinfer.aot.{name}" for name in ("gen_fa2", "gen_fa3", "gen_xqa", "gen_all_modules", "get_default_config")),
+    "flashinfer.aot.gen_all_modules",
     *(
         f"flashinfer.gdn_kernels.{name}"
         for name in (

@@ -306,6 +306,84 @@ def gen_batch_prefill_bidirectional_ranges_module(
 
 
 # Mixed batches and POD (prefill together with decoding) run on the batch prefill module.
-gen_customize_batch_attention_module = gen_customize_batch_prefill_module
-gen_customize_pod_module = gen_customize_batch_prefill_module
-gen_customize_batch_pod_module = gen_customize_batch_prefill_module
+
+
+def gen_customize_batch_attention_module(
+    uri: str,
+    dtype_q: torch.dtype,
+    dtype_kv: torch.dtype,
+    dtype_o: torch.dtype,
+    idtype: torch.dtype,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    additional_tensor_names: Sequence[str],
+    additional_tensor_dtypes: Sequence[str],
+    additional_scalar_names: Sequence[str],
+    additional_scalar_dtypes: Sequence[str],
+    variant_name: str,
+    variant_decl: str,
+    pos_encoding_mode: int = 0,
+    use_logits_soft_cap: bool = False,
+    use_profiler: bool = False,
+    device: Optional[str] = None,
+) -> JitSpec:
+    """Generate a module for mixed batches, which is a batch prefill module; profiling changes nothing in it."""
+    parameters = (additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes)
+    return gen_customize_batch_prefill_module(
+        *("fa2", uri, dtype_q, dtype_kv, dtype_o, idtype, head_dim_qk, head_dim_vo, *parameters),
+        variant_name=variant_name,
+        variant_decl=variant_decl,
+        pos_encoding_mode=pos_encoding_mode,
+        use_logits_soft_cap=use_logits_soft_cap,
+        device=device,
+    )
+
+
+def gen_customize_pod_module(
+    uri: str,
+    dtype_q: torch.dtype,
+    dtype_kv: torch.dtype,
+    dtype_o: torch.dtype,
+    dtype_idx: torch.dtype,
+    head_dim: int,
+    additional_tensor_names: Sequence[str],
+    additional_tensor_dtypes: Sequence[str],
+    additional_scalar_names: Sequence[str],
+    additional_scalar_dtypes: Sequence[str],
+    variant_name_p: str,
+    variant_name_d: str,
+    variant_decl: str,
+    pos_encoding_mode_p: int = 0,
+    use_sliding_window_p: bool = False,
+    use_logits_soft_cap_p: bool = False,
+    pos_encoding_mode_d: int = 0,
+    use_sliding_window_d: bool = False,
+    use_logits_soft_cap_d: bool = False,
+    device: Optional[str] = None,
+) -> JitSpec:
+    """Generate a module for POD, prefill (``_p``) and decoding (``_d``) in one launch: a batch prefill module.
+
+    One kernel computes both, so both have the same variant and position encoding.
+    """
+    for what, prefill, decode in (
+        ("variant_name", variant_name_p, variant_name_d),
+        ("pos_encoding_mode", pos_encoding_mode_p, pos_encoding_mode_d),
+    ):
+        if prefill != decode:
+            raise ArgumentError(
+                f"gen_customize_pod_module: {what}_d must equal {what}_p = {prefill!r} (one kernel computes both), got "
+                f"{decode!r}"
+            )
+    parameters = (additional_tensor_names, additional_tensor_dtypes, additional_scalar_names, additional_scalar_dtypes)
+    return gen_customize_batch_prefill_module(
+        *("fa2", uri, dtype_q, dtype_kv, dtype_o, dtype_idx, head_dim, head_dim, *parameters),
+        variant_name=variant_name_p,
+        variant_decl=variant_decl,
+        pos_encoding_mode=pos_encoding_mode_p,
+        use_sliding_window=use_sliding_window_p or use_sliding_window_d,
+        use_logits_soft_cap=use_logits_soft_cap_p or use_logits_soft_cap_d,
+        device=device,
+    )
+
+
+gen_customize_batch_pod_module = gen_customize_pod_module

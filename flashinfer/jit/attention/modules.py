@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from typing import Any, Iterator, Optional
 
@@ -114,7 +115,30 @@ def gen_mla_modules(backend: str = "cuda") -> Iterator[JitSpec]:
             yield gen_batch_mla_module("fa3", bf16, kv, bf16, torch.int32, 512, kpe, False, device=backend)
 
 
+def _fa2_head_dim_nvcc_flags(head_dim_qk: int, head_dim_vo: int, dtype_kv: torch.dtype) -> list[str]:
+    """Return nvcc's flags of the targets whose shared memory holds a tile of prefill; a published name.
+
+    RuntimeError if none of the targets does.
+    """
+    is_packed = dtype_kv is torch.uint8  # NVFP4, which is expanded to 16 bits in shared memory
+    heads = Heads(head_dim_qk, head_dim_vo, 2, 2 if is_packed else dtype_kv.itemsize, 8 if is_packed else 4, False)
+    needed = prefill_bytes(heads, _PREFILL_TILE)
+    targets = current_compilation_context.TARGET_CUDA_ARCHS
+    fitting = sorted(target for target in targets if needed <= shared_limit(target))
+    if not fitting:
+        raise RuntimeError(
+            f"No supported CUDA architectures: head_dim_qk = {head_dim_qk} and head_dim_vo = {head_dim_vo} need "
+            f"{needed} bytes of shared memory, got the targets {sorted(targets)}"
+        )
+    names = [f"{major}{minor}" for major, minor in fitting]
+    return [f"-gencode=arch=compute_{name},code=sm_{name}" for name in names]
+
+
 def __getattr__(name: str) -> Any:
-    if name.startswith(_CUSTOMIZE):
+    if name.startswith(_CUSTOMIZE) or name == "gen_batch_prefill_attention_sink_module":
         return getattr(customize, name)
+    if name == "gen_fmha_v2_module":
+        return importlib.import_module(".front_doors", __package__).gen_fmha_v2_module
+    if name.startswith("get_") and name.endswith("_uri"):
+        return getattr(importlib.import_module(".uri", __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

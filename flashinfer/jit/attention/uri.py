@@ -14,6 +14,7 @@ __all__ = [
     "get_batch_decode_uri",
     "get_batch_mla_uri",
     "get_batch_fused_uri",
+    "get_batch_prefill_attention_sink_uri",
     "get_batch_prefill_uri",
     "get_pod_uri",
     "get_single_decode_uri",
@@ -44,3 +45,19 @@ def get_batch_decode_mla_uri(
     return AttentionKey(
         "batch_mla", dtype_q, dtype_kv, dtype_o, dtype_idx, head_dim_ckv, head_dim_ckv, head_dim_kpe=head_dim_ckv // 8
     ).uri
+
+
+def get_batch_prefill_attention_sink_uri(
+    backend: str,
+    dtype_q: torch.dtype,
+    dtype_kv: torch.dtype,
+    dtype_o: torch.dtype,
+    dtype_idx: torch.dtype,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    pos_encoding_mode: int,
+    use_sliding_window: bool,
+) -> str:
+    dtypes, dims = (dtype_q, dtype_kv, dtype_o, dtype_idx), (head_dim_qk, head_dim_vo)
+    name = get_batch_prefill_uri(backend, *dtypes, *dims, pos_encoding_mode, use_sliding_window, False, False)
+    return f"{name}_attention_sink"

@@ -1,0 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The path under which published code imports the generator of NVFP4 caches that are written."""
+
+from flashinfer.jit.quantization import gen_fp4_kv_quantization_module as gen_fp4_kv_quantization_module
