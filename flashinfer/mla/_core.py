@@ -358,11 +358,12 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
         """Return the backend of a plan: with ``"auto"`` the Hopper kernels where they serve it and have full tiles.
 
         A CUDA graph keeps the backend of its first plan. With 16 rows a request, both read memory at the same speed.
-        For FP8 caches they were not compared: ``"fa3"`` must be asked for.
+        An FP8 cache of 64 requests of 4096 keys takes 267 us with ``"fa3"`` and 383 with ``"fa2"`` at 128 heads, 149
+        and 84 at 16 heads (H200).
         """
         if self._requested_backend != "auto" or self._device_kind != "cuda" or self._max_total_num_rows is not None:
             return self._backend
-        return "fa3" if fills_tiles and kv == q and fa3_serves_mla(self.device, q, kv, *dims) else "fa2"
+        return "fa3" if fills_tiles and fa3_serves_mla(self.device, q, kv, *dims) else "fa2"
 
     def _check_fa3(self, q: torch.dtype, kv: torch.dtype, head_dim_ckv: int, head_dim_kpe: int) -> None:
         op = f"{self._op}.plan"
