@@ -19,6 +19,7 @@ from flashinfer.fused_moe.cutlass import call as cutlass_op
 from flashinfer.fused_moe.cutlass.formats import Format
 from flashinfer.tllm_enums import ActivationType
 
+from ..entered_files import entered_files
 from ..hopper.devices import needs_hopper
 
 BF16, FP16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
@@ -104,6 +105,16 @@ def test_later_calls_go_straight(calls, number, format, is_given):
     assert all(passed[name] is scale for name, scale in zip(scales, call["quant_scales"], strict=False))
     optional = {"scale1", "scale2", "factor1", "factor2", "quant1", "quant2"}
     assert all(passed[name] is None for name in optional - set(scales))
+
+
+def test_later_calls_enter_one_file(calls):
+    """Then follow csrc/fused_moe.cu, fused_moe_arguments.h, and fused_moe_mono.h or fused_moe_product.h."""
+    call = layer("fp8_block")
+    for _ in range(2):
+        cutlass_fused_moe(**call)
+    path, out = ["_runtime/codegen_wrapper.py", "fused_moe/cutlass/call.py"], torch.empty(TOKENS, HIDDEN, dtype=BF16)
+    assert entered_files(lambda: cutlass_fused_moe(**call)) == [*path, "_runtime/allocation.py"]
+    assert entered_files(lambda: cutlass_fused_moe(**call, output=out)) == path
 
 
 def test_any_number_of_tokens_has_one_launch(calls):

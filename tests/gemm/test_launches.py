@@ -23,6 +23,7 @@ from flashinfer.gemm import bf16 as family
 from flashinfer.gemm import blockscale, decide, deepgemm, fp8, launch
 from flashinfer.grouped_mm import core
 
+from ..entered_files import entered_files
 from ..hopper.devices import needs_hopper
 from .references import BF16, E4M3, E5M2, FP16, FP32, block_scales, operand
 from .stand_ins import Native
@@ -124,6 +125,16 @@ def test_second_calls_go_straight(native, name, is_given):
     passed = [x for x in operands if isinstance(x, torch.Tensor)]
     assert all(any(x is y for y in args) for x in passed), "views take time"
     assert sum(isinstance(x, torch.Tensor) for x in args) == len(passed)
+
+
+@pytest.mark.parametrize("name, file", [("mm_bf16", "bf16"), ("bmm_fp8", "fp8"), ("fp8_blockscale", "blockscale")])
+def test_later_calls_enter_one_file(native, name, file):
+    """Then follow csrc/gemm_sm90.cu and gemm/sm90/choose.h, before a kernel."""
+    function, args, kwargs, shape, dtype = calls()[name]
+    function(*args, **kwargs)
+    out = torch.empty(shape, dtype=dtype)
+    entered = entered_files(lambda: function(*args, **kwargs, out=out))
+    assert entered == ["_runtime/codegen_wrapper.py", f"gemm/{file}.py"]
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -21,7 +21,7 @@ from ...gemm.launch import Sm90Devices, experts_product
 from ...jit.fused_moe.cutlass import get_fused_moe_module
 from ...jit.gemm import get_gemm_module
 from ...tllm_enums import ActivationType
-from .formats import PICK_SCALES, Format, name_of
+from .formats import NO_SCALES, PICK_SCALES, Format, name_of
 from .tuning import FEWEST_TOKENS, NOT_ASKED, Product, product_tuned_before, tuned_product
 
 __all__ = [
@@ -143,7 +143,8 @@ def launch_of(
             product = product_tuned_before(kind, format, activation, ranks, inputs, most_tokens)
             if product is NOT_ASKED:
                 return None
-        scale1, scale2, factor1, factor2, quant1, quant2 = pick_scales(quant_scales)
+        scales = pick_scales((*quant_scales, None)) if quant_scales else NO_SCALES
+        scale1, scale2, factor1, factor2, quant1, quant2 = scales
         # fmt: off
         native_fused_moe[is_cuda](
             output, input, ids, token_scales, fc1, fc2, bias1, bias2, scale1, scale2, factor1, factor2, quant1, quant2,
