@@ -223,12 +223,14 @@ bool IsMatrixOrBatch(const TensorView& x) { return x.ndim() == 2 || x.ndim() == 
 
 }  // namespace
 
-/// Return by names what the rule chooses for a product.
+/// Return by names what the rule chooses for a product; `is_gated`: for one that activates its results.
 tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Any> gemm_sm90_choose(int64_t rows, int64_t n, int64_t k, int64_t batch,
-                                                                int64_t grouping, bool needs_swapped, int64_t sms) {
+                                                                int64_t grouping, bool needs_swapped, bool is_gated,
+                                                                int64_t sms) {
   GemmProblem p;
   p.n = n, p.k = k, p.batch = batch, p.grouping = Grouping(grouping);
   p.b_scale.rows = needs_swapped ? 1 : SCALE_BLOCK;
+  p.activation.is_active = is_gated;
   const GemmConfig c = ChooseByRule(p, rows, int(sms));
   return {{"tile", IndexOf(c)},   {"swap_ab", c.swapped}, {"block_m", c.block_m},
           {"block_n", c.block_n}, {"cluster", c.cluster}, {"split_k", c.cluster > 1 && (c.swapped || c.split_k)},

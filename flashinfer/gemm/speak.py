@@ -14,12 +14,13 @@ import torch
 
 from .._runtime.knobs import knobs
 
-__all__ = ["Decision", "decision", "speaking"]
+__all__ = ["Decision", "decision", "speaking", "speaking_layer"]
 
 _log = logging.getLogger("flashinfer.api")
 _LEVEL = 3
 _QUANTIZED_ROWS = 8
-_BATCHED, _MASKED = 0, 2  # ``Grouping`` of include/flashinfer/gemm.h
+_FEW_TOKENS = 8  # MONO_TOKENS of include/flashinfer/moe/mono/shape.h
+_BATCHED, _MASKED, _PACKED = 0, 2, 3  # ``Grouping`` of include/flashinfer/gemm.h
 
 
 class Decision(NamedTuple):
@@ -42,10 +43,19 @@ class Decision(NamedTuple):
 
 
 def decision(
-    module: Any, rows: int, n: int, k: int, batch: int = 1, grouping: int = _BATCHED, *, by_row: bool, sms: int
+    module: Any,
+    rows: int,
+    n: int,
+    k: int,
+    batch: int = 1,
+    grouping: int = _BATCHED,
+    *,
+    by_row: bool,
+    sms: int,
+    is_gated: bool = False,
 ) -> Decision:
-    """Return what the rule of a module chooses. ``by_row``: every row of weights has block scales."""
-    chosen: Mapping[str, Any] = module.gemm_sm90_choose(rows, n, k, batch, grouping, by_row, sms)
+    """Return the choice of a module's rule. ``by_row``: every row of weights has block scales; ``is_gated``: SwiGLU."""
+    chosen: Mapping[str, Any] = module.gemm_sm90_choose(rows, n, k, batch, grouping, by_row, is_gated, sms)
     return Decision(**{name: chosen[name] for name in Decision._fields})
 
 
@@ -56,17 +66,56 @@ def speaking(module: Any, name: str) -> Callable[..., Any]:
     if knobs.log_level < _LEVEL or describe is None:
         return function
 
+    return _described(function, functools.partial(describe, module))
+
+
+def speaking_layer(
+    module: Any, launch: Callable[..., Any], ranks: int, has_blocks: bool, is_swiglu: bool
+) -> Callable[..., Any]:
+    """Return a launch of a layer of experts, which names the tiles of both GEMMs in the log if it shows arguments.
+
+    ``launch(input, ids, token_scales, fc1, fc2, ...)`` is one of ``flashinfer/fused_moe/cutlass/call.py``; weights have
+    scales of blocks or none.
+    """
+    if knobs.log_level < _LEVEL:
+        return launch
+    return _described(launch, functools.partial(_layer, module, ranks, has_blocks, is_swiglu))
+
+
+def _described(function: Callable[..., Any], describe: Callable[..., str]) -> Callable[..., Any]:
     @functools.wraps(function)
     def launch(*arguments: Any) -> Any:
         result = function(*arguments)
         if result:  # else the module does not take the operands
             try:
-                _log.info(describe(module, *arguments))
+                _log.info(describe(*arguments))
             except Exception as error:  # the log must not reach the caller
                 _log.warning("naming the tile failed: %s: %s", type(error).__name__, error)
         return result
 
     return launch
+
+
+def _layer(
+    module: Any,
+    ranks: int,
+    has_blocks: bool,
+    is_swiglu: bool,
+    input: torch.Tensor,
+    ids: torch.Tensor,
+    token_scales: Any,
+    fc1: torch.Tensor,
+    fc2: torch.Tensor,
+    *_: Any,
+) -> str:
+    (tokens, top_k), (experts, rows1, hidden), inner = ids.shape, fc1.shape, fc2.shape[2]
+    sms = torch.cuda.get_device_properties(input.device).multi_processor_count
+    pairs = (tokens * top_k + ranks - 1) // ranks  # as expected_pairs() in include/flashinfer/moe/workspace.h
+    choose = functools.partial(decision, module, pairs, batch=experts, grouping=_PACKED, by_row=False, sms=sms)
+    is_gated = is_swiglu and (not has_blocks or inner % 128 == 0)  # ActivatesInProduct, ActivatesBlocks in csrc
+    chosen = f"GEMM 1 {choose(n=rows1, k=hidden, is_gated=is_gated)}; GEMM 2 {choose(n=hidden, k=inner)}"
+    few = ", unless one kernel takes so few tokens" if tokens <= _FEW_TOKENS else ", unless tiles were measured"
+    return f"cutlass_fused_moe tokens={tokens} top_k={top_k} -> {chosen}{few}"
 
 
 def _line(module: Any, a: torch.Tensor, n: int, batch: int, grouping: int, rows: int, by_row: bool) -> str:

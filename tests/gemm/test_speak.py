@@ -57,10 +57,14 @@ A, B = torch.empty(16, 4096), torch.empty(512, 4096)
 @pytest.mark.parametrize(
     "name, arguments, asked",
     [
-        ("gemm_sm90_ordinary", (A, B.mT, None, None, None, None, 0, 0), (16, 512, 4096, 1, 0, False, 132)),
-        ("gemm_sm90", (A, B, A, B, *[None] * 3, 0, 1, 0, *BY_RULE, True, False), (16, 512, 4096, 1, 0, True, 132)),
-        ("gemm_sm90_ordinary", (A[None], B[None], None, None, None, A, 2, 5), (5, 512, 4096, 1, 2, False, 132)),
-        ("gemm_sm90_blockscale", (A, B, None, torch.empty(4, 32), None, True), (16, 512, 4096, 1, 0, False, 132)),
+        ("gemm_sm90_ordinary", (A, B.mT, *[None] * 4, 0, 0), (16, 512, 4096, 1, 0, False, False, 132)),
+        (
+            "gemm_sm90",
+            (A, B, A, B, *[None] * 3, 0, 1, 0, *BY_RULE, True, False),
+            (16, 512, 4096, 1, 0, True, False, 132),
+        ),
+        ("gemm_sm90_ordinary", (A[None], B[None], *[None] * 3, A, 2, 5), (5, 512, 4096, 1, 2, False, False, 132)),
+        ("gemm_sm90_blockscale", (A, B, None, torch.empty(4, 32), None, 1), (16, 512, 4096, 1, 0, False, False, 132)),
     ],
 )
 def test_line(lines, name, arguments, asked):
@@ -70,6 +74,19 @@ def test_line(lines, name, arguments, asked):
     (line,) = lines
     assert line.startswith(f"gemm_sm90 m={asked[0]} n=512 k=4096")
     assert line.endswith("-> swap_ab 16x64, split_k 2, raster 8 (few rows, and few tiles: blocks split K)")
+
+
+@pytest.mark.parametrize("has_blocks, inner, gated", [(False, 192, True), (True, 192, False), (True, 256, True)])
+def test_tiles_of_a_layer(lines, has_blocks, inner, gated):
+    """GEMM 1 activates its results, with scales of blocks where these are whole blocks; 1 of 4 pairs is here."""
+    module, ids = Module(), torch.empty(16, 2)
+    weights = torch.empty(8, 2 * inner, 512), torch.empty(8, 512, inner)
+    launch = speak.speaking_layer(module, lambda *arguments: arguments, 4, has_blocks, True)
+    assert launch(A, ids, None, *weights, None)[1] is ids
+    assert module.asked == [(8, 2 * inner, 512, 8, 3, False, gated, 132), (8, 512, inner, 8, 3, False, False, 132)]
+    assert lines[0].startswith("cutlass_fused_moe tokens=16 top_k=2 -> GEMM 1 swap_ab 16x64, split_k 2, raster 8 (few")
+    assert speak.speaking_layer(module, lambda *arguments: None, 4, has_blocks, True)(A, ids, None, *weights) is None
+    assert len(lines) == 1, "a call that needs checks has no tiles yet"
 
 
 def test_a_given_tile_is_not_the_choice_of_the_rule(lines):

@@ -119,7 +119,7 @@ def chosen(case: Case) -> tuple[int, int, bool]:
     flat = case.grouping in (CONTIGUOUS, PACKED)
     rows = case.m * case.groups if flat else case.m
     module = get_gemm_sm90_module(case.kind)
-    chosen = module.gemm_sm90_choose(rows, case.n, case.k, case.groups, case.grouping, False, 132)
+    chosen = module.gemm_sm90_choose(rows, case.n, case.k, case.groups, case.grouping, False, False, 132)
     return chosen["tile"], chosen["cluster"], 2 if chosen["split_k"] and not chosen["swap_ab"] else chosen["share_b"]
 
 

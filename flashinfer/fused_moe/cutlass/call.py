@@ -18,8 +18,9 @@ from ..._runtime.kept import KeptLaunches
 from ..._runtime.torch_ops import called, register_custom_op
 from ...autotuner import AutoTuner
 from ...gemm.launch import Sm90Devices, experts_product
+from ...gemm.speak import speaking_layer
 from ...jit.fused_moe.cutlass import get_fused_moe_module
-from ...jit.gemm import get_gemm_module
+from ...jit.gemm import W4_KINDS, get_gemm_module, get_gemm_sm90_module
 from ...tllm_enums import ActivationType
 from .formats import NO_SCALES, PICK_SCALES, Format, name_of
 from .tuning import FEWEST_TOKENS, NOT_ASKED, Product, product_tuned_before, tuned_product
@@ -38,6 +39,9 @@ native_fused_moe = NativeFunction(get_fused_moe_module, "fused_moe")
 _general_product = NativeFunction(get_gemm_module, "gemm")
 _is_sm90 = Sm90Devices()
 _W4_KINDS = {Format.MXFP4: "mxfp4", Format.MXFP4_FP8: "mxfp4_fp8", Format.INT4_FP8: "int4"}
+
+#: Activations that GEMM 1 of SM90 applies.
+_SWIGLU = (int(ActivationType.Swiglu), int(ActivationType.SwigluBias))
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 OptionalTensor = Optional[torch.Tensor]
@@ -154,7 +158,9 @@ def launch_of(
         # fmt: on
         return [output, *(_kept_results.get((index, experts, tokens)) or unspecified(input, experts, tokens))]
 
-    return launch_layer
+    if kind is None or kind in W4_KINDS:
+        return launch_layer
+    return speaking_layer(get_gemm_sm90_module(kind), launch_layer, ranks, kind == "fp8_block", activation in _SWIGLU)
 
 
 @register_custom_op("flashinfer::cutlass_fused_moe", mutates_args=("output", "workspace"))
