@@ -299,27 +299,6 @@ def test_misses_are_counted(native, tuner, op):
     assert len(tuner.stats.cache_miss_config_collection[op]) == 1
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("rows", [1, 5])
-def test_values_on_every_device(op, rows, device, asked):
-    """Check calls without replaced functions: all have the values of the default backend."""
-    if op == "bf16_gemm":
-        function, operands, options = flashinfer.mm_bf16, mm_operands(rows), {}
-    else:
-        function, operands, options = flashinfer.bmm_fp8, fp8_operands(rows), {"dtype": BF16}
-    operands = [x.to(device) for x in operands]
-    expected = function(*operands, **options)
-    for _ in range(3):
-        assert function(*operands, **options, backend="auto").equal(expected)
-    assert asked == [op]
-    for changed in (
-        [{"out_dtype": FP32}, {"out_dtype": FP16}, {"pdl": True}] if op == "bf16_gemm" else [{"dtype": FP16}]
-    ):
-        expected = function(*operands, **options | changed | ({"pdl": False} if "pdl" in changed else {}))
-        for _ in range(2):
-            assert function(*operands, **options | changed, backend="auto").equal(expected)
-
-
 PROGRAM = """
 import torch, flashinfer
 from flashinfer._runtime.arch import capability_of
