@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launchers of the step kernels share: tensors to the parameters of recurrent/step.h, with their checks.
+// Common parts of the launchers of the step kernels: tensors to the parameters of recurrent/step.h, with their checks.
 #pragma once
 #include <flashinfer/recurrent/step.h>
 

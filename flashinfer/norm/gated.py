@@ -32,7 +32,7 @@ get_gated_norm_module = module_cache(gen_gated_norm_module)
 _native_residual = NativeFunction(get_gated_norm_module, "gated_residual_norm")
 _native_sigmoid = NativeFunction(get_gated_norm_module, "sigmoid_gate_norm")
 
-_HEAD_DIM, _MOST_COLUMNS, _OLDEST = 64, 16384, 8  # of a head, of a row; major compute capability
+_HEAD_DIM, _MOST_COLUMNS, _OLDEST = 64, 16384, 8  # size of a head, of a row; major compute capability
 
 
 @register_custom_op("flashinfer::gated_residual_rmsnorm", mutates_args=("out",))
@@ -84,7 +84,7 @@ def _sigmoid_gate(input: torch.Tensor, gate: torch.Tensor, eps: float, enable_pd
     _native_sigmoid[input.is_cuda](input, gate, eps, use_pdl(input, enable_pdl))
 
 
-# What a call needs. The probes never raise, whatever they are given.
+# Needs of a call. The probes never raise, whatever they are given.
 
 
 def _is_vector(x: Any, like: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -37,7 +37,7 @@ _native_replay = NativeFunction(get_gdn_step_module, "gdn_replay")
 _native_k_major = NativeFunction(get_gdn_step_module, "gdn_decode_k_major")
 
 _NO_SCALE = math.nan  # the kernels' sign for K ** -0.5
-PRETRANSPOSE, MTP, BF16_STATE = range(3)  # which function a launcher serves, for its errors
+PRETRANSPOSE, MTP, BF16_STATE = range(3)  # function that a launcher serves, for its errors
 
 # Registered ops: torch.compile puts them into graphs, eager mode calls them directly.
 

@@ -225,7 +225,7 @@ def _gate_arguments(
     return raw_gate.reshape(shape), raw_beta.reshape(shape[:3])
 
 
-_PACKED_HEADS, _HEAD_DIM = 12, 128  # of the model that packed_kda_decode serves
+_PACKED_HEADS, _HEAD_DIM = 12, 128  # sizes of the model that packed_kda_decode serves
 _PACKED_LOWER_BOUND = -5.0
 
 

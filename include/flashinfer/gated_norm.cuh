@@ -12,8 +12,8 @@ namespace flashinfer {
 namespace gated_norm {
 
 constexpr int VEC = 8;        // elements that a thread loads at once
-constexpr int THREADS = 512;  // of a block; a row of 8192 is two vectors for each
-constexpr int VECTORS = 4;    // of a thread at most: rows of up to 16384
+constexpr int THREADS = 512;  // per block; a row of 8192 is two vectors for each
+constexpr int VECTORS = 4;    // per thread at most: rows of up to 16384
 
 __device__ __forceinline__ void LoadRow(const float* from, float (&x)[VEC]) { LoadFloats<VEC>(from, x); }
 

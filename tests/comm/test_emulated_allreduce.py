@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one-shot kernel on the CPU (tests/emulation), with ranks that are CTAs of one cluster, in random order."""
+"""The one-shot kernel on the CPU (tests/emulation), with ranks that are blocks of one cluster, in random order."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def run(library: Library, name: str, case: Case, num_sms: int, interval: int = 0
 
 @pytest.mark.parametrize("num_sms", [1, 132])
 def test_ends(library, num_sms):
-    """Requests shorter and longer than a chunk, one without tokens, whole heads and halves of heads per CTA."""
+    """Requests shorter and longer than a chunk, one without tokens, whole heads and halves of heads per block."""
     case = Case([130, 0, 1, 63], heads=(1, 1, 2))
     out, final, _ = run(library, "prefill", case, num_sms)
     close(case, out, final)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong calls of ``chunk_gated_delta_rule``: the texts, and the order in which arguments are looked at."""
+"""Wrong calls of ``chunk_gated_delta_rule``: the texts, and the order in which arguments are checked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wrong(match: str, kind=ValueError, **changes) -> None:
     ],
 )
 def test_options_come_first(kind, match, changes):
-    """Refused before any tensor of the rows is looked at."""
+    """Refused before any tensor of the rows is checked."""
     with pytest.raises(kind, match=match):
         chunk_gated_delta_rule(q="q", k="k", v="v", **changes)
 

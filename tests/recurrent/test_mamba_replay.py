@@ -70,7 +70,7 @@ def check(given, **options):
     before = {name: given[name].clone() for name in ("state", "x_cache", "B_cache", "dt_cache", "ring_start")}
     out, state, x_cache, b_cache, dt_cache, scale = expected_of(given)
     assert checkpointing_ssu(**given, **options) is given["out"]
-    skipped = given["out"] == 7.0  # of padding
+    skipped = given["out"] == 7.0  # rows of padding
     wanted = torch.where(skipped, 7.0, out)
     torch.testing.assert_close(given["out"].double(), wanted, rtol=2e-2, atol=5e-2)
     assert torch.equal(given["x_cache"].double(), x_cache) and torch.equal(given["B_cache"].double(), b_cache)

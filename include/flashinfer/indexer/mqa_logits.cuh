@@ -47,7 +47,7 @@ __device__ __forceinline__ uint2 LoadBytes(const uint8_t* from, bool exists) {
 /// Grid (blocks of 64 keys, requests).
 template <int DIM, bool ALIGNED>
 __global__ void __launch_bounds__(WARPS * 32) MqaLogitsKernel(const __grid_constant__ MqaLogitsParams p) {
-  constexpr int GROUPS = DIM / 32;  // of 32 bytes, two steps of k each
+  constexpr int GROUPS = DIM / 32;  // groups of 32 bytes, two steps of k each
   ptx::GridDependencyWait();
   ptx::LaunchDependentsOfFew();
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, row = lane / 4, chain = lane % 4;

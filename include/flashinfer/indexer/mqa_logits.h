@@ -38,7 +38,7 @@ struct MqaLogitsParams {
   int64_t pages;
   int32_t batch, next_n, heads, dim, block_size, width;
   int32_t max_len;  ///< longest request that table and result have room for
-  int32_t blocks;   ///< of the schedule
+  int32_t blocks;   ///< blocks of the schedule
   bool is_half;     ///< type of `out`
   bool enable_pdl;
 };

@@ -40,7 +40,7 @@ struct IndexArray {
   }
 };
 
-/// What a state is stored as: (slots, heads, dim, dstate), dstate contiguous; integers and e4m3 with one scale for each row.
+/// Storage of a state: (slots, heads, dim, dstate), dstate contiguous; integers and e4m3 with one scale for each row.
 template <typename T>
 struct StateArray {
   T* data;

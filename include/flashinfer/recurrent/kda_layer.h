@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands around a step of Kimi delta attention: the short causal convolution of q, k, v and the gated norm of the
+// Stages around a step of Kimi delta attention: the short causal convolution of q, k, v and the gated norm of the
 // result. Defined in kda_layer.cuh (CUDA), cpu/kda_layer.h (CPU).
 //   convolution   y[t, c] = silu(sum over j < 4 of weight[c / C][j][c % C] * x[t - 3 + j, c])      C = channels / 3
 //   norm          y = x * rsqrt(mean(x^2) + eps) * weight * sigmoid(gate), over each head

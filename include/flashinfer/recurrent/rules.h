@@ -53,7 +53,7 @@ struct KimiDeltaRule {
   static constexpr bool CHANNEL_DECAY = true;
   static constexpr bool READS_STATE = true;
 
-  /// How a kernel gets the log decay of a channel from `g`.
+  /// Form of `g`, from which a kernel gets the log decay of a channel.
   enum class Gate : int {
     kLogDecay,  ///< g is the log decay
     kSoftplus,  ///< -e^(a_log) softplus(g + dt_bias), without a bound

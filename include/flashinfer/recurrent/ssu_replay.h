@@ -34,7 +34,7 @@ struct ReplayParams {
   StateArray<State> state;
   RingArray<Input> x_ring, b_ring;
   RingArray<float> dt_ring;
-  const int32_t *ring_start, *live;  ///< of each slot
+  const int32_t *ring_start, *live;  ///< one number for each slot
   TokenArray<const Input> x, z, b, c;
   TokenArray<Input> out;
   WeightArray dt, dt_bias, d;  ///< dt and dt_bias: one number for each head
@@ -44,14 +44,14 @@ struct ReplayParams {
   const int64_t* seed;
   int64_t pad, slots, total_tokens;
   int sequences, tokens, heads, heads_per_group, dim, dstate;
-  int window, length;  ///< of a ring: rows that may be live, and all
+  int window, length;  ///< rows of a ring that may be live, and all
   int rounds;
   bool softplus;
   /// Scratch of the form in two kernels: weights of new rows (16 x 16 for each sequence and head) and of live rows
   /// (16 x ceil8(window)), and the decays e^(G_t) of the new tokens. Null: one kernel.
   Input *new_weights, *old_weights;
   float* decays;
-  int heads_per_block;  ///< of the kernel that computes the weights; 0: those of a group
+  int heads_per_block;  ///< heads per block of the kernel that computes the weights; 0: those of a group
 };
 
 /// Tables of device pointers for many layers; X_slot: distances of slots in elements. Inside a slot everything is dense.

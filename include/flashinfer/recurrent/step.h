@@ -51,7 +51,7 @@ struct States {
   }
 };
 
-/// What a verification keeps of its drafts so that a later call can replay the accepted ones; indexed by read slot,
+/// Record that a verification keeps of its drafts so that a later call can replay the accepted ones; indexed by read slot,
 /// each [slots, head, token, channel] and contiguous but for the slots. Null: not wanted.
 struct Recordings {
   void* values;        ///< v, 16 bits
@@ -73,8 +73,8 @@ struct Ring {
   Indices lengths;  ///< P of each sequence
   Indices bases;    ///< without data: 0
   int64_t rows, k_slot, u_slot, g_slot;
-  ElementType type;  ///< of k and u
-  int64_t flush_at;  ///< from this length on the folded state is written to `final`, and g starts again at 0
+  ElementType type;  ///< type of k and u
+  int64_t flush_at;  ///< length from which on the folded state is written to `final`, and g starts again at 0
 };
 
 /// States kept every `every` tokens, in rows starts[n] + j: before tokens 0, every, 2 every, ... or, with `rows`, after
@@ -85,7 +85,7 @@ struct Checkpoints {
   int64_t every;
 };
 
-/// How log decay and beta of a token come from `a` and `b`.
+/// Parameters by which log decay and beta of a token follow from `a` and `b`.
 enum class GateForm : int32_t { kProjections, kGiven };
 
 struct StepParams {
@@ -108,7 +108,7 @@ struct StepParams {
   const void* g;  ///< KDA: gate or log decay of each key channel
   TokenStrides g_stride;
   Numbers b;           ///< beta or its logit
-  const float* a_log;  ///< by value head; null: 0
+  const float* a_log;  ///< one number per value head; null: 0
   Numbers dt_bias;     ///< GDN: by value head; KDA: by channel of each value head, `stride.head` apart; null data: 0
   GateForm form;
   KimiDeltaRule::Gate gate;

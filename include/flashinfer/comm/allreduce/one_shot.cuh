@@ -9,7 +9,7 @@
 // Three generations of slots: call f uses f mod 3 and puts sentinels back into what call f - 1 used, as many as that call
 // recorded (its size may be another one than this call's). A peer writes there again in call f + 2, which it enters after
 // it has received this rank's call f + 1, which follows on this call. Counters are in device memory: calls are captured
-// in graphs. A flag counts data, not CTAs: ranks with different grids get along.
+// in graphs. A flag counts data, not blocks: ranks with different grids get along.
 // Waiting ends after `timeout_ns`: the watchdog writes (rank, call, row) to the host and an abort word to every peer.
 // Bound by the link: (P - 1) * bytes leave each rank, and as many arrive.
 //   test  pytest tests/comm/test_allreduce.py tests/comm/test_emulated_allreduce.py tests/comm/test_allreduce_gpu.py
@@ -33,7 +33,7 @@ constexpr int GENERATIONS = 3;
 struct DeviceHead {
   uint32_t call;               ///< calls that are done
   uint32_t generation;         ///< slots of the next call; apart from `call`, which wraps at no multiple of 3
-  int32_t arrived;             ///< CTAs of the running call that are done
+  int32_t arrived;             ///< blocks of the running call that are done
   uint32_t aborted;            ///< written by a peer that gave up: 1 + the rank it waited for
   uint32_t used[GENERATIONS];  ///< 16-byte words of each slot that the last call of the generation used
 };

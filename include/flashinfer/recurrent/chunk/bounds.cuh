@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where packed sequences begin and end, from the sequence number of each token; and logical chunks counted by sequence.
+// Bounds of packed sequences, from the sequence number of each token; and logical chunks counted by sequence.
 //   test  pytest tests/recurrent -k ssd      bench  python benchmarks/bench_recurrent_mamba.py -k ssd
 #pragma once
 #include <algorithm>

@@ -12,7 +12,7 @@
 namespace flashinfer {
 namespace recurrent {
 
-constexpr int DIM = 128;   // of keys and of values
+constexpr int DIM = 128;   // columns of keys and of values
 constexpr int CHUNK = 64;  // tokens that are computed together
 
 enum class StateType : int { kF32, kBf16, kF16, kE4M3, kE5M2 };

@@ -173,7 +173,7 @@ __device__ __forceinline__ void WeighProducts(float* matrix, char* staging, cons
       const float2 of_columns = *reinterpret_cast<const float2*>(log2_decays + 8 * n + column);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int above = is_diagonal ? 8 * n + column - row - 8 * h : -CHUNK;  // of the first number; < 0 is below
+        const int above = is_diagonal ? 8 * n + column - row - 8 * h : -CHUNK;  // at the first number; < 0 is below
         const float first = ptx::Exp2(log2_decay[h] - of_columns.x), second = ptx::Exp2(log2_decay[h] - of_columns.y);
         const float strict[2] = {above < 0 ? beta[h] * first * kk[n][2 * h] : 0.f,
                                  above < -1 ? beta[h] * second * kk[n][2 * h + 1] : 0.f};

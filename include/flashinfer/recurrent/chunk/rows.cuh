@@ -15,9 +15,9 @@
 namespace flashinfer {
 namespace recurrent {
 
-constexpr int TOKEN_FLOATS = CHUNK / 2;  // of a lane for 16 columns of V x 64 tokens
+constexpr int TOKEN_FLOATS = CHUNK / 2;  // per lane, for 16 columns of V x 64 tokens
 constexpr int TOKEN_WORDS = CHUNK / 4;   // the same, rounded
-constexpr int STATE_WORDS = DIM / 4;     // of a lane for 16 columns of V x 128 keys, rounded
+constexpr int STATE_WORDS = DIM / 4;     // per lane, for 16 columns of V x 128 keys, rounded
 
 template <typename T, int COUNT>
 __device__ __forceinline__ void RoundPairs(uint32_t (&words)[COUNT], const float (&x)[2 * COUNT]) {

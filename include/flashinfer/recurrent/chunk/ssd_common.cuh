@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA kernels of SSD share: states in memory, the decays of a chunk.
+// Common parts of the CUDA kernels of SSD: states in memory, the decays of a chunk.
 #pragma once
 #include <algorithm>
 

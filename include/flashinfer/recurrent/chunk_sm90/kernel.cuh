@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chunked gated delta rule on SM90, second kernel: the chunks of a request, one after another, with the state in registers.
 //
-//   a CTA:   producer thread --TMA--> ring of 3 stages: keys, queries, values, prepared block of a chunk
+//   a block: producer thread --TMA--> ring of 3 stages: keys, queries, values, prepared block of a chunk
 //                                        |
 //            warpgroup 0: rows  0 ..  63 of the state S^T [V x K], 64 registers a thread, all chunks
-//            warpgroup 1: rows 64 .. 127 (or another CTA, where there are fewer than one head per two SMs)
+//            warpgroup 1: rows 64 .. 127 (or another block, where there are fewer than one head per two SMs)
 //
 // A warpgroup is alone with its rows: products follow each other through registers (consumer.cuh), without shared memory and
 // without barriers between warps. Bound by the chain of products of a chunk: 1,024 cycles of the tensor cores for 64 rows.

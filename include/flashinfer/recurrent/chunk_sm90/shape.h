@@ -22,7 +22,7 @@ enum Barrier : int {
   kCleared = 1,  // all consumers: keys after the end of the request are zero
 };
 
-/// WARPGROUPS: consumer warpgroups of a CTA, 2 for a whole head, 1 for half of one.
+/// WARPGROUPS: consumer warpgroups of a block, 2 for a whole head, 1 for half of one.
 template <int WARPGROUPS_>
 struct Shape {
   static constexpr int WARPGROUPS = WARPGROUPS_;
@@ -94,11 +94,11 @@ struct Shared {
   __device__ __forceinline__ uint32_t Stage(int stage) const { return base + stage * Shape::STAGE_BYTES; }
 };
 
-/// Work of a CTA: some chunks of a request, a head, and the first row of its state.
+/// Work of a block: some chunks of a request, a head, and the first row of its state.
 struct Item {
-  Request tokens;  // of the request, or of a part of it
+  Request tokens;  // tokens of the request, or of a part of it
   int64_t passed;  // tokens of the request before these
-  int number;      // of the request
+  int number;      // index of the request
   int head;
   int column;
   States initial, final;
@@ -107,7 +107,7 @@ struct Item {
   __device__ __forceinline__ int Chunks() const { return int((tokens.length + CHUNK - 1) / CHUNK); }
 };
 
-/// Return the work of this CTA: a whole request.
+/// Return the work of this block: a whole request.
 template <typename Shape, typename Params>
 __device__ __forceinline__ Item ItemOf(const Params& p) {
   constexpr int PARTS = 2 / Shape::WARPGROUPS;

@@ -26,7 +26,7 @@ FLASHINFER_HD States StatesOf(const DeltaParams<T>& p, PartState which) {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/// Return the work of this CTA: a part of a request, of which the state at the start is known. Called by whole warps.
+/// Return the work of this block: a part of a request, of which the state at the start is known. Called by whole warps.
 template <typename Shape, typename T>
 __device__ __forceinline__ Item PartOf(const DeltaParams<T>& p) {
   constexpr int PARTS = 2 / Shape::WARPGROUPS;
@@ -47,7 +47,7 @@ __device__ __forceinline__ Item PartOf(const DeltaParams<T>& p) {
   return item;
 }
 
-/// Return the work of this CTA: N (even blocks) or M (odd blocks) of a part, unless it is the last of its request.
+/// Return the work of this block: N (even blocks) or M (odd blocks) of a part, unless it is the last of its request.
 template <typename T>
 __device__ __forceinline__ Item TransferOf(const DeltaParams<T>& p) {
   const bool is_transfer = blockIdx.x % 2 == 1;

@@ -15,7 +15,7 @@ namespace flashinfer {
 namespace recurrent {
 namespace cpu_delta {
 
-constexpr int ROWS = 16;  // of a state that are computed together
+constexpr int ROWS = 16;  // rows of a state that are computed together
 constexpr int VECS = DIM / cpu::LANES;
 
 struct Row {

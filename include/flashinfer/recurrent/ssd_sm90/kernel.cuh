@@ -40,7 +40,7 @@ struct Maps {
   CUtensorMap x, b, c;
 };
 
-/// What a block works on.
+/// Work of a block.
 struct Place {
   SsdSequence sequence;
   int64_t n;

@@ -21,7 +21,7 @@ namespace recurrent {
 
 constexpr float SSU_LOG2_E = 1.4426950409f;
 
-/// What the kernel needs besides the parameters: which arrays vectors may be loaded from.
+/// Needs of the kernel besides the parameters: which arrays vectors may be loaded from.
 struct SsuAlignment {
   bool x, bc;
 };

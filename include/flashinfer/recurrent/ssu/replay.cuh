@@ -28,7 +28,7 @@ struct ReplayShared {
   alignas(16) Input b[REPLAY_ROWS][WIDTH], c[MAX_REPLAYED][WIDTH], x[REPLAY_ROWS][BLOCK_ROWS];
   float weight[MAX_REPLAYED][REPLAY_ROWS];
   float dt[REPLAY_ROWS], log_decay[REPLAY_ROWS];  // log2, cumulated
-  float old_weight[MAX_REPLAYED];                 // of live rows in the replayed state
+  float old_weight[MAX_REPLAYED];                 // weights of live rows in the replayed state
 };
 
 /// Copy `width` numbers to shared memory, zeros up to `padded`. All of `threads` threads take part.
@@ -37,7 +37,7 @@ __device__ __forceinline__ void StageRow(T* to, const T* from, int width, int pa
   for (int i = thread; i < padded; i += threads) to[i] = i < width ? from[i] : FromFloat<T>(0.f);
 }
 
-/// What a sequence is: its tokens, its slot and the live rows of its rings.
+/// A sequence: its tokens, its slot and the live rows of its rings.
 struct ReplaySequence {
   int64_t begin_token, begin_batch, slot;
   int tokens, live, start;

@@ -16,7 +16,7 @@
 namespace flashinfer {
 namespace recurrent {
 
-/// How numbers of a type are stored in a state.
+/// Storage of numbers of a type in a state.
 template <typename State>
 struct StateFormat {
   static constexpr bool IS_SCALED = false;
@@ -116,9 +116,9 @@ struct RowShape {
   static constexpr int VEC = sizeof(State) == 4 ? 4 : 8;
   static constexpr int LANES = WIDTH / VEC < 32 ? WIDTH / VEC : 32;
   static constexpr int CHUNKS = WIDTH / (LANES * VEC);
-  static constexpr int ELEMENTS = VEC * CHUNKS;  // of a lane
+  static constexpr int ELEMENTS = VEC * CHUNKS;  // per lane
   static constexpr int GROUPS = 32 / LANES;      // rows side by side in a warp
-  static constexpr int ROWS = 8;                 // of a lane, one after the other in memory
+  static constexpr int ROWS = 8;                 // per lane, one after the other in memory
   static constexpr int WARP_ROWS = ROWS * GROUPS;
   static constexpr int WARPS = 4;
   static constexpr int BLOCK_ROWS = WARPS * WARP_ROWS;

@@ -28,7 +28,7 @@ constexpr int CONSUMERS = 8, THREADS = 32 * (CONSUMERS + 1);
 constexpr int TILE_BYTES = 16 * 1024, MOST_ROWS = 64;
 constexpr int SHARED_BYTES = 220 * 1024, MOST_STAGES = 4;
 
-/// What the consumers need to know of an item.
+/// Description of an item for the consumers.
 struct Item {
   int64_t target;  ///< slot; negative: nothing is stored
   int n, head, row;

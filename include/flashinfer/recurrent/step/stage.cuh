@@ -10,7 +10,7 @@ namespace flashinfer {
 namespace recurrent {
 namespace step {
 
-/// Where a block is: one head of one sequence, rows [first_row, first_row + TILE).
+/// Place of a block: one head of one sequence, rows [first_row, first_row + TILE).
 struct Place {
   Range range;
   int64_t n, slot;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void StageToken(const StepParams& p, const Place& at,
   const T* k_row = static_cast<const T*>(p.k) + p.k_stride.Offset(sequence, token, at.key_head);
   const T* q_row = static_cast<const T*>(p.q) + p.q_stride.Offset(sequence, token, at.key_head);
 
-  // Everything is loaded before anything is looked at.
+  // Everything is loaded before anything is used.
   using V4 = Vec<T, 4>;
   V4 raw_k[PARTS], raw_q[PARTS], raw_g[PARTS];
   uint32_t bias[PARTS][4];
@@ -166,7 +166,7 @@ template <typename Rule, typename T, typename S, typename Shape>
 __device__ __forceinline__ void Stage(const StepParams& p, const Place& at, int64_t begin, int count,
                                       Shared<Rule, Shape>& shared) {
   constexpr bool ANY = Shape::FORM == Form::kAny;
-  constexpr int VALUES = Shape::TOKENS * Shape::TILE / THREADS;  // of each thread
+  constexpr int VALUES = Shape::TOKENS * Shape::TILE / THREADS;  // values per thread
   T v[VALUES];
 #pragma unroll
   for (int j = 0; j < VALUES; ++j) {
