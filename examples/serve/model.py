@@ -160,15 +160,17 @@ def has_experts(config: LlamaConfig, layer: int) -> bool:
     return config.experts is not None and layer not in config.experts.dense_layers
 
 
-def random_weights(config: LlamaConfig, device: Union[str, torch.device], seed: int = 0) -> Weights:
+def random_weights(
+    config: LlamaConfig, device: Union[str, torch.device], seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Weights:
     """Return random weights, scaled so that logits have a realistic size."""
     generator = torch.Generator(device).manual_seed(seed)
     weights = {}
     for name, shape in shapes_of(config).items():
         if len(shape) == 1:
-            weights[name] = torch.ones(shape, device=device)
+            weights[name] = torch.ones(shape, device=device, dtype=dtype)
             continue
-        weight = torch.randn(shape, generator=generator, device=device)
+        weight = torch.randn(shape, generator=generator, device=device, dtype=dtype)
         weights[name] = weight if name.startswith("model.embed_tokens") else weight * shape[1] ** -0.5
     return weights
 
