@@ -2,7 +2,8 @@
 """The engine of ``python examples/serve``: requests, batches, forward passes, CUDA graphs of decode steps.
 
 Read it in this order. ``Request`` is a user's request. ``Engine.step`` is one forward pass: a prefill of waiting
-prompts or, if there are none, a decode step with the last token of every running request. ``Batch`` holds the kernel
+prompts or, if there are none, a decode step with the last token of every running request, which is ``Launched`` before
+the tokens of the step before are read. ``Batch`` holds the kernel
 inputs of either: rows of tokens and a page table. ``DecodeGraph`` is a decode step as a CUDA graph. ``serve`` submits
 requests when they arrive.
 """
@@ -13,7 +14,7 @@ import itertools
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch
@@ -111,10 +112,13 @@ class Batch:
     offset: torch.Tensor
 
     @staticmethod
-    def of(chunks: Sequence[tuple[Request, int]], page_size: int) -> Batch:
-        """Make a batch of the next ``n`` tokens of each request, in host memory: ``plan`` then does not synchronise."""
-        starts = [request.num_cached for request, _ in chunks]
-        ends = [request.num_cached + n for request, n in chunks]
+    def of(chunks: Sequence[tuple[Request, int]], page_size: int, ahead: int = 0) -> Batch:
+        """Make a batch of the next ``n`` tokens of each request, in host memory: ``plan`` then does not synchronise.
+
+        With ``ahead``, of those after so many tokens, which are not known yet: their place is left to the caller.
+        """
+        starts = [request.num_cached + ahead for request, _ in chunks]
+        ends = [start + n for start, (_, n) in zip(starts, chunks, strict=True)]
         pages = [request.pages[: -(-end // page_size)] for (request, _), end in zip(chunks, ends, strict=True)]
         qo_indptr = [0, *itertools.accumulate(n for _, n in chunks)]
         kv_indptr = [0, *itertools.accumulate(map(len, pages))]
@@ -125,7 +129,7 @@ class Batch:
 
         rows = list(zip(chunks, starts, ends, strict=True))
         return Batch(
-            tokens=ints(t for (request, _), start, end in rows for t in request.tokens[start:end]),
+            tokens=ints(t for (r, n), start, end in rows for t in ([0] * n if ahead else r.tokens[start:end])),
             positions=ints(p for _, start, end in rows for p in range(start, end)),
             batch_indices=ints(i for i, (_, n) in enumerate(chunks) for _ in range(n)),
             last_rows=ints([end - 1 for end in qo_indptr[1:]]),
@@ -158,6 +162,34 @@ def sample(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     return torch.where(greedy, logits.argmax(dim=-1), drawn)
 
 
+@dataclass(frozen=True)
+class Launched:
+    """A step that the device works on: its chunks, when it was launched, and the tokens that it will give."""
+
+    kind: str
+    start: float
+    chunks: tuple[tuple[Request, int], ...]
+    tokens: torch.Tensor  #: on the device; the next step may overwrite them
+    on_host: torch.Tensor  #: a copy in pinned memory, complete after ``done``
+    done: Optional[torch.cuda.Event]
+
+    @staticmethod
+    def of(kind: str, start: float, chunks: Sequence[tuple[Request, int]], tokens: torch.Tensor) -> Launched:
+        if not tokens.is_cuda:
+            return Launched(kind, start, tuple(chunks), tokens, tokens, None)
+        on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        on_host.copy_(tokens, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return Launched(kind, start, tuple(chunks), tokens, on_host, done)
+
+    def read(self) -> list[int]:
+        """Wait for the tokens."""
+        if self.done is not None:
+            self.done.synchronize()
+        return self.on_host.tolist()[: len(self.chunks)]
+
+
 class Engine:
     """Continuous batching: requests join and leave the batch between any two steps.
 
@@ -176,6 +208,10 @@ class Engine:
         for bit. Slower for a few long requests on a GPU. (Matrix products may still depend on the batch size.)
     use_cuda_graphs : Optional[bool]
         Use CUDA graphs for decode steps; default: True on a GPU.
+    run_ahead : Optional[bool]
+        Launch a decode step before the tokens of the last one are read, which it takes from where the device wrote
+        them: the device does not wait for the host. If a token ends its request, what the next step computed for the
+        request is not used. Default: True on a GPU.
     """
 
     def __init__(
@@ -187,6 +223,7 @@ class Engine:
         max_prefill_tokens: int = 2048,
         disable_split_kv: bool = False,
         use_cuda_graphs: Optional[bool] = None,
+        run_ahead: Optional[bool] = None,
     ) -> None:
         self.model, self.page_size, self.num_pages = model, page_size, num_pages
         self.max_batch_size, self.max_prefill_tokens = max_batch_size, max_prefill_tokens
@@ -202,6 +239,8 @@ class Engine:
         self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=model.device)
         self.prefill_attention = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self.workspace)
         self.decode_attention = flashinfer.BatchDecodeWithPagedKVCacheWrapper(self.workspace)
+        self.run_ahead = model.device.type == "cuda" if run_ahead is None else run_ahead
+        self.launched: Optional[Launched] = None  # a step whose tokens nobody has read
         self.graphs: dict[int, DecodeGraph] = {}
         if model.device.type == "cuda" if use_cuda_graphs is None else use_cuda_graphs:
             self._capture_graphs()
@@ -254,20 +293,43 @@ class Engine:
 
     def step(self) -> list[Request]:
         """Run one forward pass, and return the requests that have a new token."""
-        self._admit()
-        start = self.now()
-        prompts = [request for request in self.running if request.num_uncached > 1]
-        chunks = self._cut(prompts) if prompts else [(request, 1) for request in self.running]
-        tokens = self.prefill(chunks) if prompts else self.decode(chunks)
+        this, self.launched = self.launched or self._launch(), None
+        if self._may_run_ahead(this):
+            self.launched = self._launch_decode(this.chunks, this.tokens)
+        tokens = this.read()
         now = self.now()
-        self.steps.append(Step("prefill" if prompts else "decode", start, now, tuple(chunks)))
+        start = max(this.start, self.steps[-1].end) if self.steps else this.start
+        self.steps.append(Step(this.kind, start, now, this.chunks))
         advanced = []
-        for (request, n), token in zip(chunks, tokens, strict=True):
+        for (request, n), token in zip(this.chunks, tokens, strict=True):
+            if request.finished_at is not None:  # by the token before, when this step ran already
+                continue
             request.num_cached += n
             if request.num_uncached == 0:  # false if the prompt has more chunks to prefill
                 self._append(request, token, now)
                 advanced.append(request)
+        if not self.running:
+            self.launched = None
         return advanced
+
+    def _launch(self) -> Launched:
+        """Launch the prompts that wait, or else a token of every running request."""
+        self._admit()
+        prompts = [request for request in self.running if request.num_uncached > 1]
+        if not prompts:
+            return self._launch_decode([(request, 1) for request in self.running])
+        chunks, start = self._cut(prompts), self.now()
+        return Launched.of("prefill", start, chunks, self.prefill(chunks))
+
+    def _launch_decode(self, chunks: Sequence[tuple[Request, int]], after: Optional[torch.Tensor] = None) -> Launched:
+        start = self.now()
+        return Launched.of("decode", start, chunks, self.decode(chunks, after))
+
+    def _may_run_ahead(self, this: Launched) -> bool:
+        """Tell whether the next step is known before the tokens of this one: nobody waits, nobody reaches the end."""
+        if not self.run_ahead or this.kind != "decode" or self.waiting:
+            return False
+        return all(len(r.tokens) + 1 < r.max_length and r.finished_at is None for r, _ in this.chunks)
 
     def _cut(self, prompts: list[Request]) -> list[tuple[Request, int]]:
         """Split prompts into chunks for the next step: (request, number of tokens), up to ``max_prefill_tokens``."""
@@ -288,23 +350,25 @@ class Engine:
             self.running.remove(request)
             self.free_pages += request.pages
 
-    def prefill(self, chunks: Sequence[tuple[Request, int]]) -> list[int]:
+    def prefill(self, chunks: Sequence[tuple[Request, int]]) -> torch.Tensor:
         batch = Batch.of(chunks, self.page_size)
         self.prefill_attention.plan(batch.qo_indptr, *batch.page_table, *self._heads(), causal=True, **self._options())
-        return self.run(batch.to(self.model.device), self.prefill_attention).tolist()
+        return self.run(batch.to(self.model.device), self.prefill_attention)
 
-    def decode(self, chunks: Sequence[tuple[Request, int]]) -> list[int]:
+    def decode(self, chunks: Sequence[tuple[Request, int]], after: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Return the next token of each request; ``after`` are the last ones where the host has not read them."""
         if self.graphs:
             size = min(size for size in self.graphs if size >= len(chunks))
-            return self.graphs[size].replay(self.padded(chunks, size)).tolist()[: len(chunks)]
-        batch = Batch.of(chunks, self.page_size)
+            return self.graphs[size].replay(self.padded(chunks, size, ahead=after is not None), after)
+        batch = Batch.of(chunks, self.page_size, ahead=after is not None)
         self.plan_decode(self.decode_attention, batch)
-        return self.run(batch.to(self.model.device), self.decode_attention).tolist()
+        rows = batch.to(self.model.device)
+        return self.run(rows if after is None else replace(rows, tokens=after.int()), self.decode_attention)
 
-    def padded(self, chunks: Sequence[tuple[Request, int]], size: int) -> Batch:
+    def padded(self, chunks: Sequence[tuple[Request, int]], size: int, ahead: bool = False) -> Batch:
         """Make a batch of exactly ``size`` requests, padded with one-token requests on the padding page."""
         filler = Request([0], 1, pages=[PADDING_PAGE])
-        return Batch.of([*chunks, *[(filler, 1)] * (size - len(chunks))], self.page_size)
+        return Batch.of([*chunks, *[(filler, 1)] * (size - len(chunks))], self.page_size, ahead)
 
     def plan_decode(self, attention: flashinfer.BatchDecodeWithPagedKVCacheWrapper, batch: Batch) -> None:
         attention.plan(*batch.page_table, *self._heads(), **self._options())
@@ -360,9 +424,10 @@ class DecodeGraph:
         engine.plan_decode(self.attention, host)
         self.graph, self.tokens = capture(lambda: engine.run(self.batch, self.attention), pool)
 
-    def replay(self, host: Batch) -> torch.Tensor:
+    def replay(self, host: Batch, after: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Return the next tokens of a batch of this size. The next replay of any graph overwrites them."""
-        for name in ("tokens", "positions", "temperature", "top_k", "top_p", "seed", "offset"):
+        self.batch.tokens.copy_(host.tokens if after is None else after, non_blocking=True)
+        for name in ("positions", "temperature", "top_k", "top_p", "seed", "offset"):
             getattr(self.batch, name).copy_(getattr(host, name), non_blocking=True)
         self.engine.plan_decode(self.attention, host)
         self.graph.replay()
