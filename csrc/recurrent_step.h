@@ -76,7 +76,8 @@ inline void SetOutput(const char* op, StepParams& p, const TensorView& out, cons
       .same_shape(v, "v")
       .dtype({dl_bfloat16, dl_float16, dl_float32})
       .last_dim_contiguous()
-      .distinct();
+      .distinct()
+      .apart(v, "v");
   p.out = out.data_ptr(), p.out_stride = StridesOf(out), p.out_type = TypeOf(out);
 }
 

@@ -87,6 +87,7 @@ void ssd_combined_fwd(TensorView out, Optional<TensorView> final_states, TensorV
   }
 #endif
   Expect(OP, "out", out).same_device(x, "x").same_dtype(x, "x").same_shape(x, "x").distinct();
+  Expect(OP, "out", out).apart(x, "x").apart(dt, "dt").apart(b, "B").apart(c, "C");
   const auto run = [&](auto tag) {
     using Input = typename decltype(tag)::type;
     SsdParams<Input> p{};

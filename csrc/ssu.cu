@@ -67,6 +67,7 @@ void selective_state_update(TensorView out, TensorView state, TensorView x, Tens
     CheckLike("z", z.value(), x, heads, dim);
     Expect(OP, "z", z.value()).same_dtype(x, "x").last_dim_contiguous();
   }
+  Expect(OP, "out", out).apart(state, "state").apart(x, "x").apart(dt, "dt").apart(b, "B").apart(c, "C").apart(z, "z");
   Expect(OP, "A", a).same_device(state, "state").dtype({dl_float32}).rank(3);
   Expect(OP, "A", a)
       .dim(0, heads, "the heads of state")
