@@ -39,11 +39,18 @@ class ExpectedCall(Call):
 
     expected: Optional[bool] = None
     change = ""
+    has_python_checks = False
 
     def __str__(self) -> str:
         return super().__str__() + self.change
 
     def run(self) -> bool:
+        if self.has_python_checks and self.change.endswith(_nested.__name__):
+            try:
+                self.function(*self.args, **self.kwargs)
+            except (*REFUSALS, AttributeError, RecursionError):
+                return False
+            return True
         try:
             served = super().run()
         except (RecursionError, KeyError):  # append_paged_kv_cache raises KeyError, as published
@@ -61,6 +68,7 @@ def traced(
     any_number: tuple[str, ...] = (),
     any_strides: tuple[str, ...] = (),
     keeps_rest: bool = False,
+    has_python_checks: bool = False,
     more: Optional[Callable[[Draw, Arguments], Arguments]] = None,
     init: Optional[Callable[..., Arguments]] = None,
     **axes: tuple[int, ...],
@@ -78,6 +86,8 @@ def traced(
         Tensors that kernels read with any strides, so that a view with the other sign is not seen (docs/support.md).
     keeps_rest : bool
         True if parts of the result are not written, so that results are not compared.
+    has_python_checks : bool
+        True if the function asks for the shape of a tensor before a launcher sees it: the error for a list is Python's.
     more : Callable
         Returns further arguments, given those of ``init``.
     init : Callable
@@ -112,6 +122,7 @@ def traced(
         if change not in (_negative, _over_input):  # these lie in memory of their own
             changed = _guard(changed, draw)
         call = ExpectedCall(_with_lists(function), **changed)
+        call.has_python_checks = has_python_checks
         call.expected, call.change = expected, "" if change is None else f" with {change.__name__}"
         if wanted is not None:
             is_moved = change is _over_input  # then the call overwrites an input

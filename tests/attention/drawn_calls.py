@@ -9,6 +9,7 @@ import torch
 
 import flashinfer
 
+from ..sparse.inputs import pattern_of, tensors
 from ..traced_calls import traced
 from .inputs import Batch
 from .wrappers import workspace
@@ -18,6 +19,59 @@ _HEADS = (4, 2, 64)
 _LAYOUTS = {"layout": ("NHD", "HND"), "page_size": (1, 4, 16)}
 _UNREAD = ("last_page_len",)  # requests without pages have none
 _LENGTHS = {"batch": (1, 3), "longest": (0, 1, 9, 70)}
+
+
+def batch_attention(
+    qo_indptr: torch.Tensor,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    kv_lens: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    page_size: int,
+    layout: str,
+    out: Optional[torch.Tensor] = None,
+) -> Any:
+    attention = flashinfer.BatchAttention(layout, device="cpu")
+    types = {"q_data_type": _F16, "kv_data_type": _F16}
+    attention.plan(qo_indptr, indptr, indices, kv_lens, *_HEADS, _HEADS[2], page_size, causal=True, **types)
+    return attention.run(q, (k, v), out)[0]
+
+
+def block_sparse(
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    M: int,
+    N: int,
+    R: int,
+    C: int,
+    out: Optional[torch.Tensor] = None,
+) -> Any:
+    wrapper = flashinfer.BlockSparseAttentionWrapper(workspace("cpu", 4 << 20))
+    wrapper.plan(indptr, indices, M, N, R, C, *_HEADS)
+    return wrapper.run(q, k, v, out=out)
+
+
+def pod(
+    q_p: torch.Tensor,
+    k_p: torch.Tensor,
+    v_p: torch.Tensor,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    page_size: int,
+    layout: str,
+) -> Any:
+    wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace("cpu", 8 << 20), layout)
+    wrapper.plan(indptr, indices, last_page_len, *_HEADS, page_size, q_data_type=_F16)
+    return wrapper.run(q_p, k_p, v_p, q, (k, v), causal_p=True)
 
 
 def _repeated(wrapper: Any, q: torch.Tensor, kv: tuple[torch.Tensor, ...], **options: Any) -> Any:
@@ -119,7 +173,35 @@ def _single(keys: int, rows: int, layout: str) -> dict[str, Any]:
     return {"q": q, "k": torch.randn(shape).half(), "v": torch.randn(shape).half(), "kv_layout": layout}
 
 
+def _mixed(**sizes: Any) -> dict[str, Any]:
+    made = _paged(**sizes)
+    pages, last = made["indptr"].diff(), made.pop("last_page_len")
+    return made | {"kv_lens": torch.where(pages > 0, (pages - 1) * made["page_size"] + last, 0).int()}
+
+
+def _blocks(M: int, N: int, R: int, C: int) -> dict[str, Any]:
+    indptr, indices, _ = pattern_of(M, N, R, C, 0.5)
+    return dict(zip(("q", "k", "v"), tensors(M, N, "cpu"), strict=True)) | {
+        "indptr": indptr,
+        "indices": indices,
+        "M": M,
+        "N": N,
+        "R": R,
+        "C": C,
+    }
+
+
+def _pod(rows: int, layout: str, **sizes: Any) -> dict[str, Any]:
+    q, k, v = torch.randn(rows, 4, 64).half(), torch.randn(40, 2, 64).half(), torch.randn(40, 2, 64).half()
+    if layout == "HND":
+        k, v = k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous()
+    return {"q_p": q, "k_p": k, "v_p": v, **_decode(layout=layout, **sizes)}
+
+
 CALLS = {
+    "batch_attention": traced(batch_attention, init=_mixed, **_LENGTHS, **_LAYOUTS),
+    "block_sparse": traced(block_sparse, init=_blocks, M=(40,), N=(64,), R=(1, 7, 16), C=(1, 4, 16)),
+    "pod": traced(pod, init=_pod, any_number=_UNREAD, rows=(1, 9), **_LENGTHS, **_LAYOUTS),
     "batch_decode": traced(batch_decode, init=_decode, any_number=_UNREAD, **_LENGTHS, **_LAYOUTS),
     "batch_prefill": traced(batch_prefill, init=_paged, any_number=_UNREAD, **_LENGTHS, **_LAYOUTS),
     "batch_prefill with a mask": traced(batch_prefill, init=_masked, any_number=_UNREAD, **_LENGTHS, **_LAYOUTS),
