@@ -80,10 +80,10 @@ OTHERS = [family for family in aot.FAMILIES if family not in ("decode", "prefill
 SPILLS_MEASURED = ("sampling",)
 
 
-#: Modules of recurrent layers with kernels that spill: the portable scan of chunks in float16 (60 bytes; Hopper has
-#: another kernel), steps on float32 states (76 and 16), int16 states of 256 columns, scans of Mamba-2. Recorded times
-#: include it. Replays of 8-bit states spill 4 bytes.
-SPILLS_KNOWN = ("gdn_prefill", "gdn_step", "kda_step", "ssd", "ssu_int16_bfloat16", "ssu_int16_float16")
+#: Modules of recurrent layers with kernels that spill: steps on float32 states (76 and 16 bytes), int16 states of 256
+#: columns, the portable scan of Mamba-2 with states of 256 columns (16 bytes). Recorded times include it. Replays of
+#: 8-bit states spill 4 bytes.
+SPILLS_KNOWN = ("gdn_step", "kda_step", "ssd", "ssu_int16_bfloat16", "ssu_int16_float16")
 
 #: Parts of a unit's name that only say for which element type, width of rows or tile its templates are instantiated.
 REPETITION = re.compile(r"_(b?float16(_t)?|float|b?fp?16|fp8|w\d\d+|\d+x\d+)(?=_|$)")

@@ -126,23 +126,18 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) ScanChunksKernel(const __grid
     float2 decays[8];
     RoundPairs<T>(state, s);
     MultiplyRows<T, 8>(sums, state, keys);
-    __syncwarp();  // here and below: loads of a product, hoisted over the one before, would spill
     MultiplyRows<T, 8>(o, state, stage + SCAN_QUERIES_AT);
-    __syncwarp();
     CorrectBy<T>(sums, stage + SCAN_VALUES_AT + half * SLAB_BYTES, decays_at, length);
     LoadDecays(decays, decays_at);
     ScaleOutput(o, decays, p.scale);
     RoundPairs<T>(x, sums);
-    __syncwarp();
     MultiplyRows<T, 4>(sums, x, block);
-    __syncwarp();
     const float decay = ptx::LoadShared8(decays_at + (CHUNK - 2) * 4).y;
 #pragma unroll
     for (int j = 0; j < DIM / 2; ++j) s[j] *= decay;
     LoadDecays(decays, decays_at + kToEnd * LIST_BYTES);
     RoundDecayed<T>(x, sums, decays);
     UpdateRows<T>(s, x, keys);
-    __syncwarp();
     RoundPairs<T>(plain, sums);
     MultiplyRows<T, 4>(o, plain, block + BLOCK_P_AT);
     RoundPairs<T>(plain, o);
