@@ -11,7 +11,7 @@ from flashinfer.trace.templates import recurrent as templates
 
 from .delta import TOLERANCES
 from .gdn_inputs import BF16, FP32, ints, states
-from .test_kda import GATES, inputs
+from .kda_inputs import GATES, inputs
 
 
 def near(got: torch.Tensor, expected: torch.Tensor, kind: int) -> None:
