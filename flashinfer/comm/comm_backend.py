@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, Iterable, Optional
 
+from .._runtime.knobs import knobs
 from .abstractions import CommBackend
 
 __all__ = ["CommBackend", "MPIBackend", "MpiComm", "TorchDistBackend", "lazy_import_mpi"]
@@ -164,3 +165,17 @@ def backend_for(comm_backend: Optional[Any], group: Optional[Any]) -> Any:
     if group is not None or (dist.is_available() and dist.is_initialized()):
         return TorchDistBackend(group)
     return MPIBackend()
+
+
+def seconds_of(comm: Any) -> float:
+    """Return how long a call waits: ``FLASHINFER_COMM_TIMEOUT_S``, else the time-out of the process group, else 600."""
+    if knobs.comm_timeout_s is not None:
+        return knobs.comm_timeout_s
+    try:
+        import torch
+        import torch.distributed as dist
+
+        group: Any = comm._group or dist.group.WORLD
+        return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+    except (AttributeError, ImportError, RuntimeError, TypeError, ValueError):
+        return 600.0

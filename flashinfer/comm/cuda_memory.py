@@ -123,13 +123,25 @@ class VmmProvider(_CudaProvider):
         self._location = _Location(1, self._device.index)
         self._prop = _AllocationProp(1, _POSIX_FD, self._location, None, _Flags())
         self._bytes, self._fd = 0, -1
+        self._range: Any = None  # address of rank 0, stride
+        self._rank = 0
 
-    def _map(self, handle: ctypes.c_uint64) -> int:
-        self._undo.append((driver.cuMemRelease, handle))
-        address = _Pointer()
-        size = ctypes.c_size_t(self._bytes)
+    def reserve(self, rank: int, size: int, stride: int) -> None:
+        self._range, self._rank = (self._addresses(size * stride), stride), rank
+
+    def _addresses(self, nbytes: int) -> int:
+        address, size = _Pointer(), ctypes.c_size_t(nbytes)
         driver.cuMemAddressReserve(ctypes.byref(address), size, ctypes.c_size_t(0), _Pointer(0), ctypes.c_uint64(0))
         self._undo.append((driver.cuMemAddressFree, address, size))
+        return address.value
+
+    def _map(self, handle: ctypes.c_uint64, rank: int) -> int:
+        self._undo.append((driver.cuMemRelease, handle))
+        size = ctypes.c_size_t(self._bytes)
+        if self._range is None:
+            address = _Pointer(self._addresses(self._bytes))
+        else:
+            address = _Pointer(self._range[0] + rank * self._range[1])
         driver.cuMemMap(address, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
         self._undo.append((driver.cuMemUnmap, address, size))
         access = _Access(self._location, 3)
@@ -144,20 +156,20 @@ class VmmProvider(_CudaProvider):
         driver.cuMemCreate(
             ctypes.byref(handle), ctypes.c_size_t(self._bytes), ctypes.byref(self._prop), ctypes.c_uint64(0)
         )
-        self.own = tensor_at(self._map(handle), nbytes, self._device)
+        self.own = tensor_at(self._map(handle, self._rank), nbytes, self._device)
         fd = ctypes.c_int(-1)
         driver.cuMemExportToShareableHandle(ctypes.byref(fd), handle, _POSIX_FD, ctypes.c_uint64(0))
         self._fd = fd.value
         os.set_inheritable(self._fd, False)
         return self._fd
 
-    def open(self, handle: int) -> int:
+    def open(self, handle: int, peer: int) -> int:
         imported = _Handle()
         try:
             driver.cuMemImportFromShareableHandle(ctypes.byref(imported), ctypes.c_void_p(handle), _POSIX_FD)
         finally:
             os.close(handle)
-        return self._map(imported)
+        return self._map(imported, peer)
 
     def settle(self) -> None:
         if self._fd >= 0:
@@ -183,7 +195,10 @@ class IpcProvider(_CudaProvider):
         driver.cuIpcGetMemHandle(ctypes.byref(handle), address)
         return bytes(handle)
 
-    def open(self, handle: bytes) -> int:
+    def reserve(self, rank: int, size: int, stride: int) -> None:
+        raise RuntimeError("memory behind CUDA IPC handles has no address of our choice")
+
+    def open(self, handle: bytes, peer: int) -> int:
         address = _Pointer()
         lazy_peer_access = 1
         driver.cuIpcOpenMemHandle_v2(ctypes.byref(address), _IpcHandle.from_buffer_copy(handle), lazy_peer_access)

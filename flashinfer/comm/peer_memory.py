@@ -30,6 +30,7 @@ import torch
 from .._runtime.errors import ArgumentError
 from ..version import __version__
 from .fd_exchange import FdExchange
+from .strided import strided_rows
 from .transaction import Transaction
 
 __all__ = ["PeerMemory", "create_peer_memory"]
@@ -41,11 +42,15 @@ class Provider(Protocol):
     own: torch.Tensor  #: bytes of this rank, after :meth:`allocate`
     uses_descriptors: bool
 
+    def reserve(self, rank: int, size: int, stride: int) -> None:
+        """Put the memory of rank r at ``r * stride`` of one range of addresses, from now on."""
+        ...
+
     def allocate(self, nbytes: int) -> Any:
         """Allocate this rank's memory and return its handle: a descriptor, or an object for all ranks."""
         ...
 
-    def open(self, handle: Any) -> int:
+    def open(self, handle: Any, peer: int) -> int:
         """Map the memory behind the handle of another rank and return its address."""
         ...
 
@@ -66,17 +71,28 @@ def _free_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _map_file(fd: int, nbytes: int) -> torch.Tensor:
-    """Map a file into memory that lives as long as the tensor and views of it. (``mmap.mmap`` keeps a descriptor.)"""
+def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    address = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    return libc
+
+
+def _map(fd: int, nbytes: int, at: int = 0) -> int:
+    """Map a file, at an address of a range of ours if one is given; reserve addresses where ``fd`` is -1."""
+    protection = mmap.PROT_READ | mmap.PROT_WRITE if fd >= 0 else 0
+    flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    address = _libc().mmap(at or None, nbytes, protection, flags | (0x10 if at else 0), fd, 0)  # 0x10: MAP_FIXED
     if address in (None, ctypes.c_void_p(-1).value):
         raise OSError(ctypes.get_errno(), f"mmap of {nbytes} bytes: {os.strerror(ctypes.get_errno())}")
+    return int(address)
+
+
+def _owned(address: int, nbytes: int) -> torch.Tensor:
+    """Return a mapping as a tensor: it lives as long as tensor and views. (``mmap.mmap`` keeps a file open.)"""
     owner = (ctypes.c_ubyte * nbytes).from_address(address)
-    weakref.finalize(owner, libc.munmap, address, nbytes).atexit = False
+    weakref.finalize(owner, _libc().munmap, address, nbytes).atexit = False
     return torch.frombuffer(owner, dtype=torch.uint8)
 
 
@@ -88,10 +104,20 @@ class HostProvider:
     def __init__(self, device: torch.device) -> None:
         self._nbytes, self._fd = 0, -1
         self._mapped: list[torch.Tensor] = []
+        self.whole: Optional[torch.Tensor] = None  # the range of addresses of all ranks
+        self._rank = self._stride = 0
         self.own = torch.empty(0, dtype=torch.uint8)
 
-    def _map(self, fd: int) -> torch.Tensor:
-        self._mapped.append(_map_file(fd, self._nbytes))
+    def reserve(self, rank: int, size: int, stride: int) -> None:
+        self.whole = _owned(_map(-1, size * stride), size * stride)
+        self._rank, self._stride = rank, stride
+
+    def _map(self, fd: int, rank: int) -> torch.Tensor:
+        if self.whole is None:
+            self._mapped.append(_owned(_map(fd, self._nbytes), self._nbytes))
+        else:
+            _map(fd, self._nbytes, self.whole.data_ptr() + rank * self._stride)
+            self._mapped.append(self.whole[rank * self._stride :][: self._nbytes])
         return self._mapped[-1]
 
     def allocate(self, nbytes: int) -> int:
@@ -100,14 +126,14 @@ class HostProvider:
         self._nbytes = nbytes
         self._fd = os.memfd_create("flashinfer", os.MFD_CLOEXEC)
         os.posix_fallocate(self._fd, 0, nbytes)  # no memory left: an error here, instead of SIGBUS at the first access
-        self.own = self._map(self._fd)
+        self.own = self._map(self._fd, self._rank)
         return self._fd
 
-    def open(self, handle: int) -> int:
+    def open(self, handle: int, peer: int) -> int:
         try:
             if os.fstat(handle).st_size != self._nbytes:
                 raise RuntimeError(f"the memory must have {self._nbytes} bytes, got {os.fstat(handle).st_size}")
-            return self._map(handle).data_ptr()
+            return self._map(handle, peer).data_ptr()
         finally:
             os.close(handle)
 
@@ -120,6 +146,7 @@ class HostProvider:
         self.settle()
         self.own = torch.empty(0, dtype=torch.uint8)
         self._mapped.clear()
+        self.whole = None
 
 
 class LocalProvider:
@@ -130,13 +157,36 @@ class LocalProvider:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._seen: list[torch.Tensor] = []
+        self._place: Optional[tuple[int, int, int]] = None
+        self.whole: Optional[torch.Tensor] = None
         self.own = torch.empty(0, dtype=torch.uint8)
 
-    def allocate(self, nbytes: int) -> torch.Tensor:
-        self.own = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        return self.own
+    def reserve(self, rank: int, size: int, stride: int) -> None:
+        self._place = (rank, size, stride)
 
-    def open(self, handle: torch.Tensor) -> int:
+    def allocate(self, nbytes: int) -> Optional[torch.Tensor]:
+        if self._place is None:
+            self.own = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+            return self.own
+        rank, size, stride = self._place
+        if rank != 0:
+            return None  # in the tensor of rank 0
+        whole = torch.empty(size * stride, dtype=torch.uint8, device=self._device)
+        self.take(whole, nbytes)
+        return whole
+
+    def take(self, whole: torch.Tensor, nbytes: int) -> None:
+        """Use this rank's part of the tensor of rank 0."""
+        assert self._place is not None
+        rank, _, stride = self._place
+        self.whole = whole
+        self.own = whole[rank * stride :][:nbytes]
+
+    def open(self, handle: Optional[torch.Tensor], peer: int) -> int:
+        if self._place is not None:
+            assert self.whole is not None
+            return self.whole.data_ptr() + peer * self._place[2]
+        assert handle is not None
         self._seen.append(handle)
         return handle.data_ptr()
 
@@ -146,6 +196,7 @@ class LocalProvider:
     def close(self) -> None:
         self.own = torch.empty(0, dtype=torch.uint8)
         self._seen.clear()
+        self.whole = None
 
 
 def _providers(name: str) -> Callable[[torch.device], Provider]:
@@ -167,7 +218,10 @@ def _host_name() -> str:
 class PeerMemory:
     """``nbytes`` bytes of each rank; ``ptrs[r]`` is the address of rank r's bytes in this process."""
 
-    def __init__(self, provider_name: str, provider: Provider, ptrs: Sequence[int], rank: int, nbytes: int) -> None:
+    def __init__(
+        self, provider_name: str, provider: Provider, ptrs: Sequence[int], rank: int, nbytes: int, stride: int
+    ) -> None:
+        self.stride = stride
         self.provider, self.ptrs, self.rank, self.nbytes = provider_name, tuple(ptrs), rank, nbytes
         self.world_size = len(self.ptrs)
         self.device = provider.own.device
@@ -178,6 +232,14 @@ class PeerMemory:
         """The bytes of this rank."""
         self.check("PeerMemory")
         return self._provider.own
+
+    def rows(self, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        """Return the memory of all ranks as ``(world_size, elements)``; of memory that was made with a ``stride``."""
+        self.check("PeerMemory")
+        whole = getattr(self._provider, "whole", None)
+        if whole is not None:
+            return whole.as_strided((self.world_size, self.nbytes), (self.stride, 1)).view(dtype)
+        return strided_rows(self.ptrs[0], self.nbytes, self.stride, self.world_size, dtype, self.device)
 
     def check(self, op: str) -> None:
         """Raise where the memory cannot be used: after :meth:`close`, and in a forked child."""
@@ -203,12 +265,14 @@ def create_peer_memory(
     provider: str = "",
     agreed: Optional[dict[str, Any]] = None,
     prepare: Optional[Callable[[], Any]] = None,
+    stride: int = 0,
 ) -> PeerMemory:
     """Allocate memory on every rank of ``comm`` and show it to all; every rank calls it, and all succeed or none does.
 
     ``initialise`` is called with this rank's bytes and has finished on all ranks when the function returns. The values
     of ``agreed`` must be equal on all ranks. ``prepare`` is called first: where it raises, all ranks fail.
-    ``provider``: one of the table above; default: what the device needs.
+    ``provider``: one of the table above; default: what the device needs. With a ``stride`` the memory of rank r is at
+    ``ptrs[0] + r * stride`` in every process, which ``ipc`` cannot do.
     """
     device = torch.device(device)
     if provider:
@@ -216,15 +280,15 @@ def create_peer_memory(
     elif getattr(comm, "shares_objects", False):
         names = ["local"]
     else:
-        names = ["vmm", "ipc"] if device.type == "cuda" else ["host"]
+        names = ["vmm", *([] if stride else ["ipc"])] if device.type == "cuda" else ["host"]
     for name in names[:-1]:
         try:
-            return _create(comm, nbytes, device, op, initialise, name, agreed, prepare)
+            return _create(comm, nbytes, device, op, initialise, name, agreed, prepare, stride)
         except ArgumentError:
             raise  # ranks do not fit each other: another provider does not help
         except Exception as error:  # the same on every rank, so all try the next one
             logging.getLogger("flashinfer").info("%s: %s is refused (%s); trying %s", op, name, error, names[-1])
-    return _create(comm, nbytes, device, op, initialise, names[-1], agreed, prepare)
+    return _create(comm, nbytes, device, op, initialise, names[-1], agreed, prepare, stride)
 
 
 def _create(
@@ -236,10 +300,12 @@ def _create(
     name: str,
     agreed: Optional[dict[str, Any]],
     prepare: Optional[Callable[[], Any]],
+    stride: int,
 ) -> PeerMemory:
     with Transaction(comm, op) as transaction, contextlib.ExitStack() as open_now:
         rank, size = transaction.rank, transaction.size
         wanted = {"nbytes": nbytes, "device": device.type, "provider": name, "version": __version__, "ranks": size}
+        wanted["stride"] = stride
         wanted.update(agreed or {})
         if name != "local":
             wanted["host"] = _host_name()
@@ -256,6 +322,8 @@ def _create(
         def allocate() -> Any:
             provider = _providers(name)(device)
             transaction.on_failure(provider.close)
+            if stride:
+                provider.reserve(rank, size, stride)
             made.extend([provider, provider.allocate(nbytes)])
             if not provider.uses_descriptors:
                 return made[1]
@@ -274,9 +342,11 @@ def _create(
         ptrs = [0] * size
 
         def open_peers() -> None:
+            if stride and name == "local" and rank != 0:
+                made[0].take(shared[0], nbytes)
             ptrs[rank] = made[0].own.data_ptr()
             for peer in others:
-                ptrs[peer] = made[0].open(made[2].receive(peer) if made[0].uses_descriptors else shared[peer])
+                ptrs[peer] = made[0].open(made[2].receive(peer) if made[0].uses_descriptors else shared[peer], peer)
 
         transaction.stage("map the memory of peers", open_peers)
 
@@ -289,7 +359,7 @@ def _create(
         transaction.stage("initialise memory", write)
         transaction.commit()
         made[0].settle()
-        return PeerMemory(name, made[0], ptrs, rank, nbytes)
+        return PeerMemory(name, made[0], ptrs, rank, nbytes, stride)
 
 
 def _compare(op: str, wanted: Sequence[dict[str, Any]]) -> None:

@@ -13,10 +13,10 @@ import torch
 from .._runtime.arch import get_device_sm_count
 from .._runtime.errors import ArgumentError
 from .._runtime.globaltimer import is_confidential_compute
-from .._runtime.knobs import knobs
 from ..jit.codegen import module_cache
 from ..jit.comm import gen_allreduce_module as gen_allreduce_module
-from .comm_backend import backend_for
+from .comm_backend import backend_for, seconds_of
+from .errors import CommTimeoutError
 from .peer_memory import PeerMemory, create_peer_memory
 from .workspace_base import AllReduceFusionWorkspace
 
@@ -37,24 +37,6 @@ _HEAD_BYTES = 512  # HEAD_BYTES of include/flashinfer/comm/allreduce/params.h
 _GENERATIONS = {"cuda": 3, "cpu": 2}
 _SENTINEL = -(2**31)  # bits of -0.0 in fp32, which no pushed word has
 _WAIT_US = 50_000  # a call on the CPU returns to Python after this time, so that signals are handled
-_DEFAULT_SECONDS = 600.0
-
-
-class CommTimeoutError(RuntimeError):
-    """A rank did not come to a collective call in time; the text names it, the call and what was waited for."""
-
-
-def _seconds_of(comm: Any) -> float:
-    """Return how long a call waits: ``FLASHINFER_COMM_TIMEOUT_S``, else the time-out of the process group, else 600."""
-    if knobs.comm_timeout_s is not None:
-        return knobs.comm_timeout_s
-    try:
-        import torch.distributed as dist
-
-        group: Any = comm._group or dist.group.WORLD
-        return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
-    except (AttributeError, ImportError, RuntimeError, TypeError, ValueError):
-        return _DEFAULT_SECONDS
 
 
 def _check(
@@ -131,7 +113,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         )
         self._destroyed = False
         self._ptrs = torch.tensor(self._memory.ptrs, dtype=torch.int64)
-        self._seconds = _seconds_of(comm)
+        self._seconds = seconds_of(comm)
         self._broken = ""
         self._record = torch.zeros(4, dtype=torch.int32, pin_memory=True) if kind == "cuda" else None
         self._found = ctypes.c_int32.from_address(self._record.data_ptr()) if self._record is not None else None
@@ -203,6 +185,8 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         self.check()
         names = ("output", "residual_in", "residual_out", "rms_gamma", "norm_out", "quant_out", "scale", "scale_out")
         tensors = [given.get(name) for name in names]
+        tensors += [given.get("packed_out"), given.get("group", 0), given.get("index"), given.get("weights")]
+        tensors += [given.get("add"), given.get("factor", 1.0), given.get("is_two_shot", False)]
         numbers = (given.get("scale_value", 1.0), given.get("rms_eps", 1e-6), given.get("weight_bias", 0.0))
         pdl = (given.get("launch_with_pdl", False), given.get("trigger_early", False))
         record = 0 if self._record is None else self._record.data_ptr()
