@@ -43,10 +43,16 @@ T* Pointer(const MaybeTensor& t) {
 int64_t allreduce_fusion(TensorView input, TensorView ptrs, int64_t rank, int64_t slot_bytes, int64_t pattern,
                          MaybeTensor output, MaybeTensor residual_in, MaybeTensor residual_out, MaybeTensor gamma,
                          MaybeTensor norm_out, MaybeTensor quant_out, MaybeTensor scale, MaybeTensor scale_out,
-                         double scale_value, double eps, double weight_bias, bool resume, int64_t wait_us,
-                         int64_t max_blocks, int64_t timeout_ns, int64_t record, bool enable_pdl, bool trigger_early) {
+                         MaybeTensor packed_out, int64_t group, MaybeTensor index, MaybeTensor weights, MaybeTensor add,
+                         double factor, bool is_two_shot, double scale_value, double eps, double weight_bias,
+                         bool resume, int64_t wait_us, int64_t max_blocks, int64_t timeout_ns, int64_t record,
+                         bool enable_pdl, bool trigger_early) {
   Expect(OP, "input", input).on_device().rank(2).dtype({dl_float16, dl_bfloat16, dl_float32}).contiguous();
-  const int64_t tokens = input.size(0), hidden = input.size(1), element = input.dtype().bits / 8;
+  // The rows of patterns 6 and 7 are sums of rows of `input`: there are as many as residual_in has.
+  const bool is_sum = index.has_value() || weights.has_value();
+  const int64_t tokens = is_sum && residual_in.has_value() ? residual_in.value().size(0) : input.size(0);
+  const int64_t hidden = input.size(1), element = input.dtype().bits / 8;
+  const TensorView like = is_sum && residual_in.has_value() ? residual_in.value() : input;
   Expect(OP, "workspace pointers", ptrs).rank(1).dtype({dl_int64}).contiguous();
   const int64_t world = ptrs.size(0);
   if (world > MAX_RANKS || rank < 0 || rank >= world) {
@@ -63,14 +69,14 @@ int64_t allreduce_fusion(TensorView input, TensorView ptrs, int64_t rank, int64_
   }
   for (auto [name, t] : {std::pair{"output", &output}, std::pair{"residual_in", &residual_in},
                          std::pair{"residual_out", &residual_out}, std::pair{"norm_out", &norm_out}}) {
-    CheckRows(name, *t, input);
+    CheckRows(name, *t, like);
   }
   if (quant_out.has_value()) {
     const TensorView q = quant_out.value();
     Expect(OP, "quant_out", q)
         .same_device(input, "input")
         .dtype({dl_float8_e4m3fn})
-        .same_shape(input, "input")
+        .same_shape(like, "input")
         .contiguous();
   }
   if (gamma.has_value()) {
@@ -87,10 +93,53 @@ int64_t allreduce_fusion(TensorView input, TensorView ptrs, int64_t rank, int64_
     Expect(OP, "scale_out", s).same_device(input, "input").dtype({dl_float32}).numel(tokens).contiguous();
     Expect(OP, "scale_out", s).apart(input, "input").apart(residual_in, "residual_in").apart(gamma, "rms_gamma");
   }
+  if (packed_out.has_value()) {
+    const TensorView s = packed_out.value();
+    Expect(OP, "scale_out", s).same_device(input, "input").dtype({dl_int32}).rank(2);
+    Expect(OP, "scale_out", s).apart(input, "input").apart(residual_in, "residual_in").apart(gamma, "rms_gamma");
+    if (group < 16 || group > 128 || (group & (group - 1)) != 0) {
+      FLASHINFER_THROW(ArgumentError) << OP << ": block_quant_group_size must be 16, 32, 64 or 128, got " << group;
+    }
+  }
+  int64_t count = 0;
+  if (index.has_value()) {
+    const TensorView x = index.value();
+    Expect(OP, "expanded_idx_to_permuted_idx", x).same_device(input, "input").dtype({dl_int32}).contiguous();
+    count = tokens == 0 ? 0 : x.numel() / tokens;
+    Expect(OP, "expanded_idx_to_permuted_idx", x).numel(tokens * count);
+#ifdef FLASHINFER_CPU
+    for (int64_t i = 0; i < x.numel(); ++i) {
+      if (x.data_ptr<int32_t>()[i] >= input.size(0)) {
+        FLASHINFER_THROW(ArgumentError) << OP << ": expanded_idx_to_permuted_idx must be below the rows of input, "
+                                        << input.size(0) << ", got " << x.data_ptr<int32_t>()[i];
+      }
+    }
+#endif
+  }
+  if (weights.has_value()) {
+    const TensorView x = weights.value();
+    const char* const name = index.has_value() ? "expert_scale_factor" : "moe_reduction_scale_input";
+    Expect(OP, name, x).same_device(input, "input").dtype({dl_float32, input.dtype()}).contiguous();
+    if (!index.has_value() && tokens != 0) count = x.numel() / tokens;
+    Expect(OP, name, x).numel(tokens * count);
+    if (!index.has_value() && input.size(0) != tokens * count) {
+      FLASHINFER_THROW(ArgumentError) << OP << ": moe_reduction_active_experts_token_input must have " << tokens * count
+                                      << " rows (experts * tokens), got " << input.size(0);
+    }
+  }
+  if (add.has_value()) {
+    const TensorView x = add.value();
+    const char* const name = index.has_value() ? "shared_expert_output" : "moe_reduction_token_input";
+    Expect(OP, name, x).same_device(input, "input").same_dtype(input, "input").contiguous().numel(tokens * hidden);
+  }
   const std::pair<const char*, const MaybeTensor*> outputs[] = {
       {"output", &output}, {"residual_out", &residual_out}, {"norm_out", &norm_out}, {"quant_out", &quant_out}};
   for (int i = 0; i < 4; ++i) {
     CheckPlaces(outputs[i].first, *outputs[i].second, input, residual_in, gamma);
+    if (is_sum && outputs[i].second->has_value()) {
+      const TensorView x = outputs[i].second->value();
+      Expect(OP, outputs[i].first, x).apart(input, "input").apart(add, "added rows");
+    }
     for (int j = 0; j < i; ++j) {
       if (!outputs[i].second->has_value()) continue;
       const TensorView x = outputs[i].second->value();
@@ -119,6 +168,23 @@ int64_t allreduce_fusion(TensorView input, TensorView ptrs, int64_t rank, int64_
     p.quant_out = Pointer<flashinfer::float8_e4m3_t>(quant_out);
     p.scale = Pointer<float>(scale);
     p.scale_out = Pointer<float>(scale_out);
+    if (packed_out.has_value()) {
+      p.packed_out = reinterpret_cast<uint8_t*>(packed_out.value().data_ptr());
+      p.packed_stride = (tokens + 3) / 4 * 4;
+      p.group = int32_t(group);
+    }
+    p.source.count = int32_t(count);
+    p.source.index = Pointer<int32_t>(index);
+    if (weights.has_value()) {
+      const bool is_wide = encode_dlpack_dtype(weights.value().dtype()) == encode_dlpack_dtype(dl_float32);
+      p.source.weights = is_wide ? weights.value().data_ptr<float>() : nullptr;
+      p.source.typed_weights = is_wide ? nullptr : weights.value().data_ptr<T>();
+    }
+    p.source.add = Pointer<T>(add);
+    p.source.factor = float(factor);
+    // Both steps of a row must fit in a slot, and every rank must own a row.
+    p.is_two_shot =
+        is_two_shot && tokens > world && 2 * ((tokens + world - 1) / world) * hidden * element <= slot_bytes;
     p.scale_value = float(scale_value);
     p.eps = float(eps);
     p.weight_bias = float(weight_bias);

@@ -13,6 +13,7 @@ from flashinfer.comm import allreduce_fusion, create_allreduce_fusion_workspace
 Results = dict[str, torch.Tensor]
 TOLERANCES = {torch.float16: (2e-3, 2e-3), torch.bfloat16: (1.6e-2, 1.6e-2), torch.float32: (2e-6, 2e-6)}
 FP8 = (P.kARResidualRMSNormFP8Quant, P.kARResidualRMSNormOutFP8Quant)
+PACKED = (P.kARResidualRMSNormPerTokenGroupFP8PackedQuant, P.kARResidualRMSNormOutPerTokenGroupFP8PackedQuant)
 DYNAMIC = (P.kARResidualRMSNormDynamicFP8Quant, P.kARResidualRMSNormOutDynamicFP8Quant)
 
 
@@ -33,13 +34,38 @@ def outputs(pattern: int, x: torch.Tensor) -> Results:
     if pattern == P.kAllReduce:
         return {"output": torch.empty_like(x)}
     made = {"residual_out": torch.empty_like(x)}
-    if pattern not in (P.kARResidualRMSNormFP8Quant, P.kARResidualRMSNormDynamicFP8Quant):
+    if pattern not in (P.kARResidualRMSNormFP8Quant, P.kARResidualRMSNormDynamicFP8Quant, PACKED[0]):
         made["norm_out"] = torch.empty_like(x)
-    if pattern in FP8 + DYNAMIC:
+    if pattern in FP8 + DYNAMIC + PACKED:
         made["quant_out"] = torch.empty_like(x, dtype=torch.float8_e4m3fn)
     if pattern in DYNAMIC:
         made["scale_out"] = torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
     return made
+
+
+def packed_scales(tokens: int, hidden: int, group: int, device: str) -> torch.Tensor:
+    """Allocate the scales of a packed pattern, column by column, with other bits in them."""
+    packs, padded = -(-hidden // group // 4), -(-tokens // 4) * 4
+    return torch.full((packs, padded), -1, dtype=torch.int32, device=device).T[:tokens]
+
+
+def moe_inputs(rank: int, pattern: int, tokens: int, hidden: int, dtype: torch.dtype, device: str) -> dict[str, Any]:
+    """Return what patterns 6 and 7 sum on a rank: weighted rows of three experts, and rows that are added."""
+    g, count = torch.Generator().manual_seed(50 + rank), 3
+    rows = torch.randn(count, tokens, hidden, generator=g).to(dtype)
+    more = torch.randn(tokens, hidden, generator=g).to(dtype)
+    weights = torch.rand(count, tokens, generator=g)
+    if pattern == 6:
+        names = ("scale_input", "active_experts_token_input", "token_input")
+        given = {f"moe_reduction_{name}": one for name, one in zip(names, (weights, rows, more), strict=True)}
+        given["input"] = rows[0]
+    else:
+        index = torch.randperm(count * tokens, generator=g).view(tokens, count).to(torch.int32)
+        index[0, 1] = -1
+        given = {"input": rows.view(-1, hidden), "expanded_idx_to_permuted_idx": index}
+        if rank % 2 == 0:
+            given |= {"expert_scale_factor": weights.T.contiguous(), "shared_expert_output": more}
+    return {name: one.to(device) for name, one in given.items()}
 
 
 def call(workspace: Any, pattern: int, given: tuple[torch.Tensor, ...], **options: Any) -> Results:

@@ -15,8 +15,18 @@ from flashinfer.comm import AllReduceFusionPattern as P
 from flashinfer.comm import CommTimeoutError, allreduce_fusion
 from flashinfer.comm.local_ranks import call_on_ranks
 
-from .calls import DYNAMIC, FP8, call, check, digest, expected, inputs, make_workspace
+from .calls import (
+    DYNAMIC,
+    FP8,
+    call,
+    check,
+    digest,
+    expected,
+    inputs,
+    make_workspace,
+)
 from .foreign import EngineBackend
+from .patterns import more_patterns
 from .ranks import Ranks
 
 PATTERNS = (0, 1, 2, 4, 10, 11)
@@ -94,6 +104,11 @@ def many_shapes(comm, count):
 
 def test_a_thousand_shapes_and_counters_that_wrap(ranks):
     ranks(4).run(many_shapes, 1000)
+
+
+def test_sums_over_experts_and_packed_scales(ranks):
+    digests = ranks(4).run(more_patterns, "cpu")
+    assert all(one == digests[0] for one in digests)
 
 
 def special_values(comm):
@@ -309,7 +324,7 @@ def test_bad_arguments(workspace):
     )
     fails(ValueError, "pattern must be a number", x, 99)
     fails(ValueError, "requires an MNNVLCuteDSLAllReduceFusionWorkspace", x, 12)
-    fails(NotImplementedError, "pattern must be one of 0, 1, 2, 4, 10, 11 in this release, got 3", x, 3)
+    fails(NotImplementedError, "pattern must be one of 0, 1, 2, 4, 6, 7, 8, 9, 10, 11 in this release, got 3", x, 3)
     with pytest.raises(TypeError, match="Unknown workspace type"):
         allreduce_fusion(x, object(), 0)
     assert torch.equal(allreduce_fusion(x, workspace, 0), x)  # nothing is broken

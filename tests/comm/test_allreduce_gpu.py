@@ -16,6 +16,7 @@ from flashinfer.comm.peer_memory import create_peer_memory
 
 from .calls import FP8, call, check, digest, expected, inputs, make_workspace, outputs
 from .foreign import EngineBackend
+from .patterns import more_patterns
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PATTERNS = (0, 1, 2, 4, 10, 11)
@@ -67,6 +68,46 @@ def test_streams(size, dtype):
             check(found, want, dtype)
         assert len({digest(found) for found in made}) == 1
     ranks.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_two_steps(size, dtype):
+    """Check calls in one step and in two, on one workspace, with rows of zeros and sums that round to -0.0."""
+    ranks = Streams(size, 64, 2880, dtype)
+    x = torch.zeros(16, 64, dtype=dtype, device="cuda")
+    out = [torch.empty_like(x) for _ in range(size)]
+    ranks.each(lambda rank, space: allreduce_fusion(x, space, 0, output=out[rank], use_oneshot=False))  # loads it
+    shapes = [(64, 2880), (9, 64), (1, 2880), (33, 1024), (10, 8), (64, 2880)]
+    for seed, shape in enumerate(shapes):
+        for pattern in (0, 1, 11):
+            given = [inputs(rank, *shape, dtype, "cuda", seed) for rank in range(size)]
+            if seed == 1:
+                given = [(x * 0 - 1e-44 if pattern == 0 else x * 0, *more) for x, *more in given]
+            made = [outputs(pattern, x) for x, _, _ in given]
+
+            def launch(rank, space, pattern=pattern, given=given, made=made, steps=shape[0] > size):
+                x, residual, gamma = given[rank]
+                fused = {"residual_in": residual, "rms_gamma": gamma} if pattern else {}
+                allreduce_fusion(x, space, pattern, **made[rank], **fused, use_oneshot=not steps)
+
+            ranks.each(launch)
+            assert len({digest(found) for found in made}) == 1
+            if seed != 1:
+                for found in made:
+                    check(found, expected(size, pattern, shape, dtype, seed), dtype)
+    ranks.close()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sums_over_experts_and_packed_scales(size):
+    def work(comm):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return more_patterns(comm, "cuda")
+
+    call_on_ranks(1, work)  # loads all kernels: while one waits for a rank that has not launched, none can be loaded
+    digests = call_on_ranks(size, work)
+    assert all(one == digests[0] for one in digests)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -29,6 +29,7 @@
 #define __host__
 #define __constant__ static
 #define __forceinline__ inline
+#define __noinline__
 
 #include "cuda_api.h"
 #include "intrinsics.h"

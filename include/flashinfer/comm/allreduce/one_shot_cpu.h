@@ -67,11 +67,69 @@ cpu::Vec RoundAs(const cpu::Vec& v) {
   }
 }
 
+/// Make rows of this rank (RowSource) and store them where the peers read them.
+template <typename T>
+void ShowRow(const AllReduceParams<T>& p, int64_t row, T* to) {
+  using namespace cpu;
+  const RowSource<T>& s = p.source;
+  ForEachVec(p.hidden, [&](int64_t i, auto lanes) {
+    if (s.count == 0) {
+      Store(to + i, Load(p.input + row * p.hidden + i, lanes) + 0.0f, lanes);  // -0.0 becomes +0.0
+      return;
+    }
+    Vec sum{};
+    for (int k = 0; k < s.count; ++k) {
+      const int64_t at = s.index != nullptr ? row * s.count + k : k * p.tokens + row;
+      const int64_t from = s.index != nullptr ? s.index[at] : at;
+      if (from < 0) continue;
+      const float weight = s.weights != nullptr         ? s.weights[at]
+                           : s.typed_weights != nullptr ? float(s.typed_weights[at])
+                                                        : 1.f;
+      sum += Load(p.input + from * p.hidden + i, lanes) * weight;
+    }
+    sum = sum * s.factor;
+    if (s.add != nullptr) sum += Load(s.add + row * p.hidden + i, lanes);
+    Store(to + i, RoundAs<T>(sum) + 0.0f, lanes);
+  });
+}
+
 inline float Largest(const cpu::Vec& v) {
   float lane[cpu::LANES], most = 0;
   cpu::Store(lane, v);
   for (float x : lane) most = x > most || std::isnan(x) ? x : most;
   return most;
+}
+
+/// Quantise a row by groups, each with an exponent.
+template <typename T>
+void StorePacked(const AllReduceParams<T>& p, int64_t token, const cpu::Scratch& row) {
+  using namespace cpu;
+  const int64_t groups = p.hidden / p.group;
+  for (int64_t group = 0; group < groups; ++group) {
+    float amax = 0;
+    for (int64_t i = group * p.group; i < (group + 1) * p.group; ++i) {
+      const float x = std::fabs(row[i]);
+      amax = x > amax || std::isnan(x) ? x : amax;
+    }
+    const float wanted = amax / E4M3_LARGEST, scale = wanted < SMALLEST_SCALE ? SMALLEST_SCALE : wanted;
+    uint32_t bits;
+    std::memcpy(&bits, &scale, 4);
+    const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0), of_inverse = (254 - exponent) << 23;
+    float inverse;
+    std::memcpy(&inverse, &of_inverse, 4);
+    ForEachVec(p.group, [&](int64_t i, auto lanes) {
+      const int64_t at = group * p.group + i;
+      Store(p.quant_out + token * p.hidden + at, Load(&row[at], lanes) * inverse, lanes);
+    });
+    uint8_t* const word = p.packed_out + 4 * (token + group / 4 * p.packed_stride);
+    word[group % 4] = uint8_t(exponent);
+    if (group + 1 == groups) {
+      for (int64_t k = groups % 4; k % 4 != 0; ++k) word[k] = 0;
+    }
+    if (token + 1 == p.tokens && group % 4 == 0 && group + 4 < groups) {  // rows that only fill up the column
+      std::memset(word + 4, 0, 4 * (p.packed_stride - p.tokens));
+    }
+  }
 }
 
 /// Sum, residual, norm and quantisation of one row. `row`: scratch of `hidden` floats.
@@ -102,6 +160,10 @@ void ReduceRow(const AllReduceParams<T>& p, const T* const (&slots)[MAX_RANKS], 
     const Vec norm = RoundAs<T>(Load(&row[i]) * rstd * (Load(p.gamma + i, lanes) + p.weight_bias));
     if (p.norm_out != nullptr) Store(p.norm_out + base + i, norm, lanes);
     if (p.quant_out == nullptr) return;
+    if (p.packed_out != nullptr) {
+      Store(&row[i], Keep(norm, lanes));
+      return;
+    }
     if (p.scale_out == nullptr) {
       Store(p.quant_out + base + i, norm * inv_scale, lanes);
       return;
@@ -111,6 +173,7 @@ void ReduceRow(const AllReduceParams<T>& p, const T* const (&slots)[MAX_RANKS], 
     const float most = Largest(kept < 0.f ? -kept : kept);
     amax = most > amax || std::isnan(most) ? most : amax;
   });
+  if (p.packed_out != nullptr) StorePacked(p, token, row);
   if (p.scale_out == nullptr) return;
   const float scale = (amax < SMALLEST_AMAX ? SMALLEST_AMAX : amax) / E4M3_LARGEST;
   p.scale_out[token] = scale;
@@ -128,10 +191,7 @@ int64_t AllReduceOnHost(const AllReduceParams<T>& p) {
     own->requests[call % 2] = request;
     T* const slot = reinterpret_cast<T*>(p.peers.memory[p.peers.rank] + HEAD_BYTES + call % 2 * p.slot_bytes);
     cpu::ParallelFor(p.tokens, p.hidden, [&](int64_t begin, int64_t end) {
-      cpu::ForEachVec((end - begin) * p.hidden, [&](int64_t i, auto lanes) {
-        const int64_t at = begin * p.hidden + i;
-        cpu::Store(slot + at, cpu::Load(p.input + at, lanes) + 0.0f, lanes);  // -0.0 becomes +0.0
-      });
+      for (int64_t row = begin; row < end; ++row) ShowRow(p, row, slot + row * p.hidden);
     });
     own->call.store(call, std::memory_order_release);
   }

@@ -4,6 +4,8 @@
 //   R = round_T(S + residual_in)                                                           -> residual_out
 //   N = round_T(R * rsqrt(mean(R^2) + eps) * (weight_bias + gamma))                        -> norm_out
 //   Q = e4m3(N * (1 / scale)), or per row scale = max(amax(N), 2^-9) / 448, Q = e4m3(N / scale)   -> quant_out
+//   or per group of columns 2^e = 2^ceil(log2(max(amax / 448, 1e-10))), Q = e4m3(N / 2^e), four bytes e + 127 to a word
+// The inputs of patterns 6 and 7 are sums themselves, rounded once (RowSource).
 // Outputs whose pointer is null are not written. An input of -0.0 counts as +0.0.
 #pragma once
 #include <cstdint>
@@ -17,6 +19,19 @@ namespace comm {
 /// Layout of the memory of a rank: a head, then parts (generations on CUDA), each with a slot per rank that pushes. On
 /// the CPU a rank writes to its own memory only, and a part is one slot.
 constexpr int64_t HEAD_BYTES = 512;
+
+/// How rows come about before they are pushed: sum over k < count of weight(t, k) * row(t, k), times `factor`, + add[t].
+///   index null   row(t, k) = input[k][t], weight(t, k) = weights[k][t]                   results of experts, by expert
+///   else         row(t, k) = input[index[t][k]], nothing below 0; weights [t][k]         results in order of expert
+template <typename T>
+struct RowSource {
+  int32_t count;  ///< 0: rows are `input`
+  const int32_t* index;
+  const float* weights;  ///< null: `typed_weights`; both null: 1
+  const T* typed_weights;
+  const T* add;  ///< null: nothing
+  float factor;
+};
 
 template <typename T>
 struct AllReduceParams {
@@ -34,6 +49,10 @@ struct AllReduceParams {
   const float* scale;  ///< one element; null: `scale_value`
   float* scale_out;    ///< per row; its presence makes the scale dynamic
   float scale_value, eps, weight_bias;
+  RowSource<T> source;
+  uint8_t* packed_out;  ///< bytes of the exponents: group g of row t at 4 * (t + g / 4 * packed_stride) + g % 4
+  int64_t packed_stride;
+  int32_t group;  ///< columns per exponent
 
   // CPU
   bool resume;      ///< go on waiting in the call that has begun
@@ -43,7 +62,7 @@ struct AllReduceParams {
   int32_t max_blocks;
   uint64_t timeout_ns;  ///< 0: wait forever
   uint32_t* record;     ///< host memory: what the watchdog found
-  bool enable_pdl, trigger_early;
+  bool enable_pdl, trigger_early, is_two_shot;
 };
 
 /// Entry of the CUDA kernels (one_shot.cuh). That of the CPU is AllReduceOnHost (one_shot_cpu.h).
@@ -51,6 +70,7 @@ template <typename T>
 Status AllReduce(const AllReduceParams<T>& p, Stream stream);
 
 constexpr float E4M3_LARGEST = 448.f;
+constexpr float SMALLEST_SCALE = 1e-10f;    // of a group
 constexpr float SMALLEST_AMAX = 1.f / 512;  // a row of zeros gets the scale 2^-9 / 448
 
 }  // namespace comm
