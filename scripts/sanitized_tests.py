@@ -44,7 +44,10 @@ FAMILIES: dict[str, list[Pick]] = {
         Pick("attention/test_prefill_fa3.py", "test_groups"),
         Pick("attention/test_prefill_fa3.py", "test_custom_mask test_replan_with_more_rows"),
     ],
-    "comm": [Pick("comm/test_allreduce_gpu.py", "test_one_rank")],
+    "comm": [
+        Pick("comm/test_allreduce_gpu.py", "test_one_rank"),
+        Pick("comm/test_alltoall_gpu.py", "test_streams", count=1),
+    ],
     "mixed": [Pick("attention/test_mixed.py", "test_both_kinds_in_one_batch", 1, "128 fa3")],
     "prefill_fa2": [
         Pick("attention/test_native.py", "test_prefill", 3, "causal-"),

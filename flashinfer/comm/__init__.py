@@ -1,12 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Communication between GPUs: which rank does what, memory that ranks share, and the fused all-reduce.
+"""Communication between GPUs: which rank does what, memory that ranks share, the fused all-reduce, exchanges of tokens.
 
 Functions whose presence tells an engine that a kernel exists are absent until it does. Importing this package starts no
-CUDA context and needs neither MPI nor another package.
+CUDA context and needs neither MPI nor another package. Names that set up, probe or forward are imported ``as``
+themselves and stay out of ``__all__``.
 """
 
 from .allreduce import allreduce_fusion
+from .dcp_alltoall import (
+    decode_cp_a2a_allocate_mnnvl_workspace as decode_cp_a2a_allocate_mnnvl_workspace,
+)
+from .dcp_alltoall import (
+    decode_cp_a2a_alltoall,
+    decode_cp_a2a_lse_reduce,
+    decode_cp_a2a_lse_reduce_workspace_size,
+    decode_cp_a2a_workspace_size,
+)
+from .dcp_alltoall import (
+    decode_cp_a2a_init_workspace as decode_cp_a2a_init_workspace,
+)
+from .dcp_alltoall import (
+    decode_cp_a2a_lse_reduce_create_workspace as decode_cp_a2a_lse_reduce_create_workspace,
+)
+from .errors import CommTimeoutError
+from .gathered import all_gather_matmul as all_gather_matmul
+from .gathered import prepare_all_gather_matmul as prepare_all_gather_matmul
+from .gathered import quantized_all_reduce as quantized_all_reduce
 from .mapping import Mapping
+from .strided import pack_strided_memory as pack_strided_memory
 from .trtllm_ar import (
     AllReduceFusionOp,
     AllReduceFusionPattern,
@@ -15,8 +36,67 @@ from .trtllm_ar import (
     QuantizationSFLayout,
     compute_fp4_swizzled_layout_sf_size,
 )
+from .trtllm_doors import (
+    trtllm_allreduce_fusion as trtllm_allreduce_fusion,
+)
+from .trtllm_doors import (
+    trtllm_create_ipc_workspace_for_all_reduce_fusion as trtllm_create_ipc_workspace_for_all_reduce_fusion,
+)
+from .trtllm_doors import (
+    trtllm_destroy_ipc_workspace_for_all_reduce as trtllm_destroy_ipc_workspace_for_all_reduce,
+)
+from .trtllm_doors import (
+    trtllm_destroy_ipc_workspace_for_all_reduce_fusion as trtllm_destroy_ipc_workspace_for_all_reduce_fusion,
+)
+from .trtllm_doors import (
+    trtllm_lamport_initialize as trtllm_lamport_initialize,
+)
+from .trtllm_doors import (
+    trtllm_lamport_initialize_all as trtllm_lamport_initialize_all,
+)
+from .trtllm_doors import (
+    trtllm_moe_allreduce_fusion as trtllm_moe_allreduce_fusion,
+)
+from .trtllm_doors import (
+    trtllm_moe_finalize_allreduce_fusion as trtllm_moe_finalize_allreduce_fusion,
+)
+from .trtllm_moe_alltoall import (
+    MoeAlltoAll,
+    moe_a2a_active_rank_mask,
+    moe_a2a_combine,
+    moe_a2a_dispatch,
+    moe_a2a_get_workspace_size_per_rank,
+    moe_a2a_initialize,
+)
+from .trtllm_moe_alltoall import (
+    moe_a2a_sanitize_expert_ids as moe_a2a_sanitize_expert_ids,
+)
+from .trtllm_moe_alltoall import (
+    moe_a2a_wrap_payload_tensor_in_workspace as moe_a2a_wrap_payload_tensor_in_workspace,
+)
+from .ulysses import (
+    UlyssesCommunicator,
+    UlyssesWorkspace,
+)
+from .ulysses import (
+    merge_ulysses_output_head_chunk as merge_ulysses_output_head_chunk,
+)
+from .ulysses import (
+    pack_ulysses_qkv_head_chunk as pack_ulysses_qkv_head_chunk,
+)
+from .ulysses_topology import (
+    UlyssesBackendDecision,
+    UlyssesBackendError,
+    UlyssesRankTopology,
+    decide_ulysses_backend,
+)
+from .ulysses_topology import (
+    probe_ulysses_rank_topology as probe_ulysses_rank_topology,
+)
+from .ulysses_topology import (
+    resolve_ulysses_backend as resolve_ulysses_backend,
+)
 from .workspace import (
-    CommTimeoutError,
     MNNVLAllReduceFusionWorkspace,
     TRTLLMAllReduceFusionWorkspace,
     create_allreduce_fusion_workspace,
@@ -32,9 +112,28 @@ __all__ = [
     "CommTimeoutError",
     "MNNVLAllReduceFusionWorkspace",
     "Mapping",
+    "MoeAlltoAll",
     "QuantizationSFLayout",
     "TRTLLMAllReduceFusionWorkspace",
+    "UlyssesCommunicator",
+    "UlyssesWorkspace",
+    "UlyssesBackendDecision",
+    "UlyssesBackendError",
+    "UlyssesRankTopology",
+    "decide_ulysses_backend",
     "allreduce_fusion",
     "compute_fp4_swizzled_layout_sf_size",
     "create_allreduce_fusion_workspace",
+    "decode_cp_a2a_alltoall",
+    "decode_cp_a2a_lse_reduce",
+    "decode_cp_a2a_lse_reduce_workspace_size",
+    "decode_cp_a2a_workspace_size",
+    "moe_a2a_active_rank_mask",
+    "moe_a2a_combine",
+    "moe_a2a_dispatch",
+    "moe_a2a_get_workspace_size_per_rank",
+    "moe_a2a_initialize",
 ]
+
+# Published module paths that only re-export, such as flashinfer.comm.mixed_comm, are files of this folder.
+__path__.append(f"{__path__[0].removesuffix('comm')}_compat/published/comm")

@@ -18,7 +18,7 @@ GENERATED = {"__pycache__", "_build_meta.py", "data"}
 LOADED_BY_PATH = {"gdn_kernels"}  #: published re-exports that programs load by the path of their file
 PUBLISHED = PACKAGE / "_compat" / "published"
 #: Folders whose modules are paths of the package of the same name: ``flashinfer/moe_ep`` adds its folder to its path.
-PARTS = {"jit", "moe_ep"}
+PARTS = {"comm", "jit", "moe_ep"}
 PATHS = sorted(p.stem for p in PUBLISHED.iterdir() if p.stem not in {"__init__", "__pycache__", *PARTS})
 
 

@@ -249,6 +249,21 @@ def comm_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     """Return the call of one rank for the end of a layer of Llama 3."""
     rows = {"input": bf16(16, 4096), "residual_in": bf16(16, 4096), "rms_gamma": bf16(4096)}
     yield flashinfer.comm.allreduce_fusion, {**rows, "workspace": None, "pattern": 1}
+    table = {
+        "workspace": None,
+        "metainfo": None,
+        "runtime_max_tokens_per_rank": 32,
+        "ep_rank": 0,
+        "ep_size": 8,
+        "top_k": 8,
+    }
+    sent = {"token_selected_experts": int32(16, 8), "input_payloads": (bf16(16, 7168),), "num_experts": 256}
+    yield flashinfer.comm.moe_a2a_dispatch, {**table, **sent}
+    results = {"payload": bf16(8, 32, 7168), "local_num_tokens": 16, "combine_payload_offset": 0}
+    yield flashinfer.comm.moe_a2a_combine, {**table, **results}
+    parts = {"partial_o": bf16(16, 8, 4, 512), "workspace": None, "cp_rank": 0, "cp_size": 4}
+    yield flashinfer.comm.decode_cp_a2a_alltoall, {**parts, "softmax_stats": fp32(16, 8, 4, 2)}
+    yield flashinfer.comm.decode_cp_a2a_lse_reduce, {**parts, "partial_lse": fp32(16, 8, 4)}
 
 
 def mhc_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

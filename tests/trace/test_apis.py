@@ -27,8 +27,19 @@ from .schema import validate
 PACKAGE = Path(flashinfer.__file__).parent
 
 
-#: Functions of families that allocate or compute sizes.
-PREPARING = {"compute_fp4_swizzled_layout_sf_size", "create_allreduce_fusion_workspace"}
+#: Functions of families that allocate, compute sizes, or forward to one that has a trace.
+PREPARING = {
+    *("compute_fp4_swizzled_layout_sf_size", "create_allreduce_fusion_workspace", "moe_a2a_active_rank_mask"),
+    *("moe_a2a_get_workspace_size_per_rank", "moe_a2a_initialize", "moe_a2a_sanitize_expert_ids"),
+    *("moe_a2a_wrap_payload_tensor_in_workspace", "pack_strided_memory", "decode_cp_a2a_allocate_mnnvl_workspace"),
+    *("decode_cp_a2a_init_workspace", "decode_cp_a2a_lse_reduce_create_workspace", "decode_cp_a2a_workspace_size"),
+    *("decode_cp_a2a_lse_reduce_workspace_size", "merge_ulysses_output_head_chunk", "pack_ulysses_qkv_head_chunk"),
+    *("trtllm_allreduce_fusion", "trtllm_moe_allreduce_fusion", "trtllm_moe_finalize_allreduce_fusion"),
+    *("trtllm_create_ipc_workspace_for_all_reduce_fusion", "trtllm_destroy_ipc_workspace_for_all_reduce_fusion"),
+    *("trtllm_lamport_initialize", "trtllm_lamport_initialize_all"),
+    *("all_gather_matmul", "prepare_all_gather_matmul", "quantized_all_reduce"),
+    *("decide_ulysses_backend", "probe_ulysses_rank_topology", "resolve_ulysses_backend"),
+}
 
 
 def public_apis() -> Iterator[Callable[..., Any]]:
@@ -213,7 +224,7 @@ def test_required_parameters_are_described():
     for api, template in PAIRS:
         known = {*template.parameters(), *template.axes, *(value.dtype_from for value in template.outputs.values())}
         required = [p.name for p in inspect.signature(api).parameters.values() if p.default is p.empty]
-        assert set(required) - {"workspace"} <= known, template.prefix  # memory of a group is no data
+        assert set(required) - {"workspace", "metainfo"} <= known, template.prefix  # memory of a group is no data
 
 
 def test_names_tell_templates_apart():

@@ -33,5 +33,17 @@ __device__ __forceinline__ void StoreSystem(uint32_t* address, uint32_t x) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(x) : "memory");
 }
 
+/// Load a flag: what preceded its StoreReleaseSystem, on any GPU or the host, is visible afterwards.
+__device__ __forceinline__ uint32_t LoadAcquireSystem(const uint32_t* address) {
+  uint32_t x;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(address) : "memory");
+  return x;
+}
+
+/// Store a flag that another GPU waits for.
+__device__ __forceinline__ void StoreReleaseSystem(uint32_t* address, uint32_t x) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(x) : "memory");
+}
+
 }  // namespace ptx
 }  // namespace flashinfer

@@ -16,6 +16,8 @@ inline uint32_t LoadSystem(const uint32_t* address) {
 }
 inline void StoreSystem(uint4* address, const uint4& x) { *address = x; }
 inline void StoreSystem(uint32_t* address, uint32_t x) { *address = x; }
+inline uint32_t LoadAcquireSystem(const uint32_t* address) { return LoadSystem(address); }
+inline void StoreReleaseSystem(uint32_t* address, uint32_t x) { *address = x; }
 
 }  // namespace ptx
 }  // namespace flashinfer

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchange of partial attention between context-parallel ranks: as it is, and merged by LSE."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer.comm import (
+    decode_cp_a2a_alltoall,
+    decode_cp_a2a_init_workspace,
+    decode_cp_a2a_lse_reduce,
+    decode_cp_a2a_lse_reduce_workspace_size,
+    decode_cp_a2a_workspace_size,
+)
+
+from .exchanges import partial_attention
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_processes(ranks, size):
+    ranks(size).run(partial_attention, "cpu")
+
+
+def test_sizes():
+    sizes = [decode_cp_a2a_workspace_size(cp) for cp in (1, 2, 4, 8)]
+    assert sizes == sorted(set(sizes)) and all(size % 1024 == 0 for size in sizes)
+    size = decode_cp_a2a_lse_reduce_workspace_size
+    assert size(16, 4, 2, 128, torch.float16) == 32 + 2 * 2 * 16 * 4 * (256 + 4)
+    for wrong, text in [((0, 4, 2, 128), "max_tokens"), ((1, 4, 65, 128), "cp_size"), ((1, 4, 2, 4), "head_dim")]:
+        with pytest.raises(ValueError, match=text):
+            size(*wrong, torch.float16)
+    with pytest.raises(TypeError, match="dtype must be float16 or bfloat16"):
+        size(1, 1, 1, 64, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"partial_o": torch.zeros(3, 2, 64).half()}, "softmax_stats must have the leading dimensions"),
+        ({"softmax_stats": torch.zeros(3, 1, 3)}, "must be even, at least 2, got 3"),
+        ({"partial_o": torch.zeros(3, 1, 4).half()}, "rows of a multiple of 16 bytes, got 8"),
+        ({"partial_o": torch.zeros(3, 1, 64)}, "partial_o must be float16 or bfloat16"),
+        ({"workspace": torch.zeros(1, 4096, dtype=torch.uint8)}, "workspace must be int64"),
+        ({"workspace": torch.zeros(1, 8, dtype=torch.int64)}, "partial_o must have rows that fit in the workspace"),
+        ({"cp_size": 2}, "workspace must be int64 of cp_size = 2 rows"),
+        ({"cp_rank": 1}, r"cp_rank must be in \[0, 1\), got 1"),
+        ({"out": (torch.zeros(3, 1, 64), torch.zeros(3, 1, 2))}, r"out\[0\] must be torch.float16"),
+    ],
+)
+def test_wrong_calls(change, text):
+    table = torch.zeros(1, 4096, dtype=torch.int64)
+    decode_cp_a2a_init_workspace(table, 0, 1)
+    given = {"partial_o": torch.zeros(3, 1, 64).half(), "softmax_stats": torch.zeros(3, 1, 2), "workspace": table}
+    given |= {"cp_rank": 0, "cp_size": 1}
+    with pytest.raises((ValueError, RuntimeError), match=text):
+        decode_cp_a2a_alltoall(**{**given, **change})
+
+
+def test_wrong_merging_calls():
+    o, lse, foreign = torch.zeros(1, 1, 64).half(), torch.zeros(1, 1), torch.zeros(4096, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="lse_mode must be 'base2' or 'basee', got 'e'"):
+        decode_cp_a2a_lse_reduce(o, lse, foreign, 0, 1, "e")
+    with pytest.raises(ValueError, match="workspace must be made by decode_cp_a2a_lse_reduce_create_workspace"):
+        decode_cp_a2a_lse_reduce(o, lse, foreign, 0, 1)
