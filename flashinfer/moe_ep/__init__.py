@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expert-parallel mixture-of-experts layers: the part that needs no other rank.
+"""Expert-parallel mixture-of-experts layers: data classes, options, weights, checks, layers, and exchanges of tokens.
 
-Here are the data classes, the options of transports, the weights of a rank, the checks, and layers of a single rank
-(transport ``local``). Other transports need several GPUs and packages of others: :func:`available_backends` lists those
-that are installed.
+:func:`create_communication` makes the exchange of a group of ranks of one host. Of the transports of
+:func:`create_fleet` ``local`` (a single rank) is here; others need packages of others, and
+:func:`available_backends` lists those installed.
 """
 
 from .algo_knobs import *
 from .algo_knobs import __all__ as _knobs
 from .availability import available_backends, have_nccl_ep, have_nixl_ep, supports_fault_tolerance, warn_about_builds
+from .communication import *
+from .communication import __all__ as _communication
 from .config import *
 from .config import __all__ as _config
 from .errors import *
@@ -32,6 +34,7 @@ from .weights import __all__ as _weights
 
 __all__ = [
     *_knobs,
+    *_communication,
     *_config,
     *_errors,
     *_fleet,
