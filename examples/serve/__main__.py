@@ -4,6 +4,7 @@
 python examples/serve                    a small model that adds numbers, so that you can check it; ``make demo``
 python examples/serve --random           a random model of the size that the device can take, for its speed
 python examples/serve --model DIR        a Hugging Face checkpoint: Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE
+torchrun --nproc-per-node 2 examples/serve --tensor-parallel 2    the model over two GPUs, or two processes of the CPU
 
 Read engine.py first. The model is in model.py and experts.py, tokenizers and printing in text.py, the sums in
 addition.py, the report in report.py, its web page in page.py. This file has the command line.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
 import sys
 import time
@@ -26,6 +28,7 @@ from serve.addition import AnswerStream, count_right, draw_prompts
 from serve.engine import Engine, Request, Sampling, build_kernels, serve, warm_up
 from serve.model import Llama, LlamaConfig, load_checkpoint, random_weights
 from serve.page import write_page
+from serve.parallel import TensorParallel
 from serve.report import device_name, table, write_timeline
 from serve.text import PROMPTS, ByteTokenizer, CheckpointTokenizer, TextStream, Tokenizer
 
@@ -56,16 +59,20 @@ def adds(arguments: argparse.Namespace) -> bool:
 
 def load(arguments: argparse.Namespace) -> tuple[Llama, Tokenizer]:
     """Load the model and its tokenizer. The default dtype is bfloat16 on a GPU, float32 on the CPU."""
-    device = arguments.device
+    device, size = arguments.device, arguments.tensor_parallel
+    parallel = TensorParallel.start(size) if size > 1 else None
+    if parallel is not None and device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
     on_gpu = device.type == "cuda"
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else torch.bfloat16 if on_gpu else torch.float32
     if arguments.model:
         folder = Path(arguments.model)
-        return Llama(*load_checkpoint(folder, device), dtype, device), CheckpointTokenizer(folder)
+        return Llama(*load_checkpoint(folder, device), dtype, device, parallel), CheckpointTokenizer(folder)
     if not arguments.random:
-        return Llama(*load_checkpoint(ADDITION, device), dtype, device), ByteTokenizer()
+        return Llama(*load_checkpoint(ADDITION, device), dtype, device, parallel), ByteTokenizer()
     config = LlamaConfig(256, 2048, 5504, 16, 16, 4, 128) if on_gpu else LlamaConfig()
-    return Llama(config, random_weights(config, device), dtype, device), ByteTokenizer()
+    return Llama(config, random_weights(config, device), dtype, device, parallel), ByteTokenizer()
 
 
 def prompts_of(file: str) -> list[str]:
@@ -126,6 +133,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add("--pages", type=positive(int, 1), default=512, metavar="N", help="pages of 16 tokens in the cache; one is ours")
     add("--device", type=device_of, default="cuda" if torch.cuda.is_available() else "cpu")
     add("--dtype", choices=["float32", "float16", "bfloat16"])
+    add("--tensor-parallel", type=whole, default=1, metavar="N", help="processes of torchrun that share the model")
     add("--no-graphs", action="store_true", help="decode without CUDA graphs")
     add("--seed", type=int, default=0, metavar="N")
     add("--timeline", type=picture, default="serve_timeline.png", metavar="FILE")
@@ -161,6 +169,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     except (ValueError, ImportError, MemoryError) as error:
         raise SystemExit(f"serve: {error}") from error
     warm_up(engine)
+    if model.parallel is not None and model.parallel.rank > 0:  # rank 0 has the same text and shows it
+        serve(engine, requests, lambda request: None)
+        model.parallel.close()
+        return
     print(f"{len(requests)} requests, about {arguments.rate:g} per second, on {device_name(model.device)}")
     print(INTRODUCTIONS[arguments.random, adds(arguments)])
     stream = AnswerStream if adds(arguments) else TextStream
@@ -171,6 +183,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         "kernel builds": f"{builds} modules in {build_seconds:.1f} s" + ("" if builds else ": all in the cache"),
         "CUDA graphs": f"{len(engine.graphs)} in {capture_seconds:.1f} s" if engine.graphs else "none",
     }
+    if model.parallel is not None:
+        model.parallel.close()
+        facts["tensor parallel"] = f"{model.parallel.size} ranks"
     if adds(arguments):
         facts["right answers"] = f"{count_right(requests)} of {len(requests)}"
     report = table(engine.steps, requests, facts)

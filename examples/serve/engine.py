@@ -297,6 +297,8 @@ class Engine:
         if self._may_run_ahead(this):
             self.launched = self._launch_decode(this.chunks, this.tokens)
         tokens = this.read()
+        if self.model.parallel is not None:
+            self.model.parallel.compare(tokens)
         now = self.now()
         start = max(this.start, self.steps[-1].end) if self.steps else this.start
         self.steps.append(Step(this.kind, start, now, this.chunks))
@@ -464,9 +466,10 @@ def build_kernels(model: Llama) -> tuple[int, float]:
 def serve(engine: Engine, requests: Sequence[Request], on_token: Callable[[Request], None]) -> None:
     """Submit each request when it arrives and run the engine until all are done. The clock starts with the call."""
     coming = deque(sorted(requests, key=lambda request: request.arrival))
-    engine.start = time.perf_counter()
+    engine.start, parallel = time.perf_counter(), engine.model.parallel
     while coming or engine.is_busy:
-        while coming and coming[0].arrival <= engine.now():
+        ready = sum(request.arrival <= engine.now() for request in coming)
+        for _ in range(ready if parallel is None else parallel.first(ready)):  # ranks' clocks differ
             engine.submit(coming.popleft())
         if not engine.is_busy:
             time.sleep(max(coming[0].arrival - engine.now(), 0))

@@ -19,6 +19,7 @@ from torch.nn.functional import embedding, linear
 
 import flashinfer
 from serve.experts import ExpertLayer, Experts
+from serve.parallel import TensorParallel
 
 
 @dataclass(frozen=True)
@@ -303,18 +304,29 @@ class Llama:
     dtype : torch.dtype
         Dtype of the computation: float16 or bfloat16; on the CPU also float32.
     device : Union[str, torch.device]
+    parallel : Optional[TensorParallel]
+        The ranks that share the model; ``config`` and ``weights`` are those of the whole model.
     """
 
     def __init__(
-        self, config: LlamaConfig, weights: Weights, dtype: torch.dtype, device: Union[str, torch.device]
+        self,
+        config: LlamaConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: Union[str, torch.device],
+        parallel: Optional[TensorParallel] = None,
     ) -> None:
+        self.parallel, self.num_parameters = parallel, sum(weight.numel() for weight in weights.values())
+        if parallel is not None:
+            config, weights = parallel.split(config, weights)
         weights = {name: weight.detach().to(device, dtype) for name, weight in weights.items()}
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self.embedding = weights["model.embed_tokens.weight"]
         self.layers = [Layer(config, weights, i) for i in range(config.num_layers)]
         self.norm = weights["model.norm.weight"]
         self.head = self.embedding if config.tied else weights["lm_head.weight"]
-        self.num_parameters = sum(weight.numel() for weight in weights.values())
+        if parallel is not None:
+            parallel.attach(config.hidden_size, dtype, self.device)
 
     def new_cache(self, num_pages: int, page_size: int) -> torch.Tensor:
         """Allocate empty pages of keys and values: ``(layers, pages, 2, page_size, num_kv_heads, head_dim)``."""
@@ -339,7 +351,14 @@ class Llama:
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, pages, next_norm in zip(self.layers, cache, next_norms, strict=True):
             x = layer.attend(x, rows, pages, attention)
-            flashinfer.fused_add_rmsnorm(x, residual, layer.post_attention_norm, eps)
+            self.add_norm(x, residual, layer.post_attention_norm, eps)
             x = layer.mlp(x)
-            flashinfer.fused_add_rmsnorm(x, residual, next_norm, eps)
+            self.add_norm(x, residual, next_norm, eps)
         return linear(x[rows.last_rows], self.head).float()
+
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        """Add ``x``, over several ranks the sum of theirs, to ``residual``; ``x`` becomes the norm of that."""
+        if self.parallel is None:
+            flashinfer.fused_add_rmsnorm(x, residual, weight, eps)
+        else:
+            self.parallel.sum_add_rmsnorm(x, residual, weight, eps)
