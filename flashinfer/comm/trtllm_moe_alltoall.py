@@ -701,6 +701,8 @@ class MoeAlltoAll:
     def destroy(self) -> None:
         """Give the memory back, for all objects of this size; not collective."""
         self._shared.memory.close()
+        self._shared.views.clear()  # views keep the mapping of shared memory of the host
+        self._shared.workspace = self._shared.workspace.new_empty(0, 0)
 
     def checkpoint_prepare(self) -> None:
         """Raise: memory is not given back and taken again at the same addresses yet."""

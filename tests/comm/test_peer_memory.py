@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from pathlib import Path
 
@@ -20,6 +21,7 @@ STAGES = ("check arguments", "allocate memory", "send descriptors", "map the mem
 
 def held():
     """Return what this process holds: descriptors, mappings of memory files, files of shared memory."""
+    gc.collect()  # views of memory of earlier tests
     maps = Path("/proc/self/maps").read_text().count("memfd:flashinfer")
     return len(os.listdir("/proc/self/fd")), maps, sorted(os.listdir("/dev/shm"))
 
