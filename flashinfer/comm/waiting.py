@@ -101,6 +101,5 @@ def waiting_for(
     """Return how this rank waits on a table; ``is_new`` forgets what became of an earlier one at that address."""
     key = (table.data_ptr(), rank)
     if is_new or key not in _known:
-        known = _known.get(key) if comm is None else None
-        _known[key] = Waiting(table, rank, known.seconds if known else seconds_of(comm), max_blocks)
+        _known[key] = Waiting(table, rank, seconds_of(comm), max_blocks)
     return _known[key]
