@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stochastic rounding for kernels of users, under the published path and names. The implementation is
 // ../recurrent/round.h; results are the same on every GPU, whether or not the chip has an instruction for it.
-//   test  pytest tests/recurrent/test_mamba_update.py
+//   test  pytest tests/recurrent/test_emulated_conversion.py
 #pragma once
 #include <cuda_fp16.h>
 
