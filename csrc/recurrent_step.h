@@ -108,7 +108,7 @@ inline States StatesOf(const char* op, const char* name, const StepParams& p, co
 
 inline bool Aligned(const void* data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
 inline bool Aligned(const void* data, const TokenStrides& s) {
-  return Aligned(data, 8) && (s.sequence | s.token | s.head) % 4 == 0;
+  return Aligned(data, 16) && (s.sequence | s.token | s.head) % 8 == 0;
 }
 inline bool Aligned(const States& s, int64_t element) {
   return Aligned(s.data, 16) && ((s.slot | s.token | s.head | s.row) * element) % 16 == 0;

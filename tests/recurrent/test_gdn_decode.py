@@ -52,6 +52,16 @@ def test_dimensions(device, key_dim, value_dim, dtype):
     check({**kw, "state": states(2, 2, key_dim, value_dim, device=device)})
 
 
+@pytest.mark.parametrize("state", [FP32, BF16], ids=str)
+def test_tokens_of_a_wider_matrix(device, state):
+    """Rows of q, k and v that begin at multiples of 8 bytes only, as parts of a matrix of all projections."""
+    kw = projections(3, 1, device=device)
+    for name in ("q", "k", "v"):
+        row = kw[name].flatten(1)
+        kw[name] = torch.cat([row[:, :4], row], 1)[:, 4:].view(kw[name].shape)
+    check({**kw, "state": states(3, dtype=state, device=device)})
+
+
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("state", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("pad", [0, 64, 3])  # three elements: vectors of 16 bytes do not fit

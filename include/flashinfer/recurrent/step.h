@@ -102,7 +102,7 @@ struct StepParams {
   ElementType out_type;
   bool zero_skipped;   ///< outputs of sequences with a negative read slot become 0; otherwise they stay as they are
   bool enable_pdl;     ///< CUDA only: programmatic dependent launch
-  bool is_vectorised;  ///< rows of q, k and g begin at multiples of four elements, those of states at 16 bytes
+  bool is_vectorised;  ///< rows of q, k, g and of states begin at multiples of 16 bytes
 
   Numbers a;      ///< GDN: projection of the decay, or the log decay itself
   const void* g;  ///< KDA: gate or log decay of each key channel
