@@ -49,6 +49,16 @@ int OncePerDevice(int (*ask)(int device)) {
   return x - 1;
 }
 
+/// True on SM90 and later, which copy bytes between global and shared memory by themselves (ptx/bulk.cuh).
+inline bool HasBulkCopies() {
+  struct Tag {};
+  return OncePerDevice<Tag>([](int device) {
+           int major = 0;
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+           return major;
+         }) >= 9;
+}
+
 /// Allow KERNEL to use BYTES of dynamic shared memory, once per device.
 template <auto KERNEL, int BYTES>
 Status AllowShared() {

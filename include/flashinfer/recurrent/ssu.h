@@ -35,6 +35,7 @@ struct SsuParams {
   int heads, heads_per_group, dim, dstate;
   int rounds;
   bool softplus, update;
+  bool enable_pdl;  ///< CUDA only: programmatic dependent launch
   bool is_tied;  ///< A has one number for each head, and so have dt and dt_bias
 };
 

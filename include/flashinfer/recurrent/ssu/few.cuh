@@ -5,6 +5,7 @@
 //   test  pytest tests/recurrent -k ssu      bench  python benchmarks/bench_recurrent_mamba.py -k selective
 #pragma once
 #include "../../ptx/math.cuh"
+#include "../../ptx/pdl.cuh"
 #include "../rules.h"
 #include "../ssu.h"
 #include "state_row.cuh"
@@ -21,6 +22,8 @@ constexpr int BLOCK_ROWS = WARPS * LANE_ROWS * RowShape<State, WIDTH>::GROUPS;
 template <typename State, typename Input, int WIDTH>
 __global__ void __launch_bounds__(32 * WARPS) SsuFewKernel(const __grid_constant__ SsuParams<State, Input> p) {
   using S = RowShape<State, WIDTH>;
+  ptx::GridDependencyWait();
+  ptx::LaunchDependentsOfFew();
   constexpr int VEC = S::VEC, CHUNKS = S::CHUNKS, ELEMENTS = S::ELEMENTS;
   const int head = blockIdx.x, n = blockIdx.z, lane = threadIdx.x % 32, sublane = lane % S::LANES;
   const int64_t source = p.source.data == nullptr ? n : p.source.At(n);
@@ -107,7 +110,7 @@ bool Serves(const SsuParams<State, Input>& p) {
 template <int WIDTH, typename State, typename Input>
 Status Launch(const SsuParams<State, Input>& p, Stream stream) {
   const dim3 grid(p.heads, p.dim / BLOCK_ROWS<State, WIDTH>, p.sequences);
-  return flashinfer::Launch(SsuFewKernel<State, Input, WIDTH>, grid, dim3(32 * WARPS), false, stream, p);
+  return flashinfer::Launch(SsuFewKernel<State, Input, WIDTH>, grid, dim3(32 * WARPS), p.enable_pdl, stream, p);
 }
 
 }  // namespace ssu_few

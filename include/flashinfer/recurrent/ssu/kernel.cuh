@@ -10,6 +10,7 @@
 //   test  pytest tests/recurrent -k ssu      bench  python benchmarks/bench_recurrent_mamba.py -k selective
 #pragma once
 #include "../../ptx/math.cuh"
+#include "../../ptx/pdl.cuh"
 #include "../rules.h"
 #include "../ssu.h"
 #include "few.cuh"
@@ -32,6 +33,8 @@ __global__ void __launch_bounds__(128)
     SsuKernel(const __grid_constant__ SsuParams<State, Input> p, const SsuAlignment aligned) {
   using S = RowShape<State, WIDTH>;
   constexpr int ROWS = S::ROWS, ELEMENTS = S::ELEMENTS;
+  ptx::GridDependencyWait();
+  ptx::LaunchDependentsOfFew();
   const int head = blockIdx.x % p.heads, n = blockIdx.x / p.heads, group = head / p.heads_per_group;
   const int lane = threadIdx.x % 32, sublane = lane % S::LANES;
   const int row0 = (blockIdx.y * S::WARPS + threadIdx.x / 32) * S::WARP_ROWS + lane / S::LANES * ROWS;
@@ -213,7 +216,9 @@ Status LaunchSsu(const SsuParams<State, Input>& p, Stream stream) {
                                  AlignsTokens(p.c, int(column_bytes / sizeof(Input)), column_bytes)};
   const bool several =
       p.tokens > 1 || p.cu_seqlens.data != nullptr || p.accepted.data != nullptr || p.kept.data != nullptr;
-  const auto launch = [&](auto kernel) { return Launch(kernel, grid, dim3(32 * S::WARPS), false, stream, p, aligned); };
+  const auto launch = [&](auto kernel) {
+    return Launch(kernel, grid, dim3(32 * S::WARPS), p.enable_pdl, stream, p, aligned);
+  };
   if constexpr (!StateFormat<State>::IS_SCALED) {
     if (!several && p.is_tied && ssu_few::Serves<State, Input, WIDTH>(p)) return ssu_few::Launch<WIDTH>(p, stream);
   }

@@ -15,6 +15,7 @@
 #include "../../hopper/ring.cuh"
 #include "../../ptx/bulk.cuh"
 #include "../../ptx/math.cuh"
+#include "../../ptx/pdl.cuh"
 #include "../../ptx/tma.cuh"
 #include "../rules.h"
 #include "../ssu.h"
@@ -225,6 +226,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     SsuStreamKernel(const __grid_constant__ SsuParams<State, Input> p, int64_t items, int tiles) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   using S = Shape<State, Input, WIDTH>;
+  ptx::GridDependencyWait();
+  ptx::LaunchDependentsOfFew();
   extern __shared__ __align__(128) uint8_t raw_shared[];
   auto& shared = *reinterpret_cast<typename S::Shared*>(raw_shared);
   if (threadIdx.x == 0) hopper::Ring<S::STAGES>{ptx::SharedAddress(shared.barriers)}.Init(CONSUMERS);
@@ -235,15 +238,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     Consume<S, State, Input, WIDTH>(p, shared, items);
   }
 #endif
-}
-
-inline bool IsHopper() {
-  struct Tag {};
-  return flashinfer::device::OncePerDevice<Tag>([](int device) {
-           int major = 0;
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-           return major;
-         }) >= 9;
 }
 
 /// Least number of items for which a stream is worth its start: a few for each SM.
@@ -261,7 +255,8 @@ bool CanStream(const SsuParams<State, Input>& p) {
       !StateFormat<State>::IS_SCALED || (s.scale_slot % 4 == 0 && s.scale_head % 4 == 0 && IsAligned(s.scale, 16));
   return p.dstate == WIDTH && p.dim % S::TILE_ROWS == 0 && s.row == WIDTH && s.slot % STATE_UNIT == 0 &&
          s.head % STATE_UNIT == 0 && IsAligned(s.data, 16) && has_scales && aligns(p.x, UNIT) && aligns(p.b, UNIT) &&
-         aligns(p.c, UNIT) && int64_t(p.sequences) * p.heads * (p.dim / S::TILE_ROWS) >= FEW_ITEMS && IsHopper();
+         aligns(p.c, UNIT) && int64_t(p.sequences) * p.heads * (p.dim / S::TILE_ROWS) >= FEW_ITEMS &&
+         flashinfer::device::HasBulkCopies();
 }
 
 template <int WIDTH, typename State, typename Input>
@@ -276,7 +271,7 @@ Status Launch(const SsuParams<State, Input>& p, Stream stream) {
   const int tiles = p.dim / S::TILE_ROWS;
   const int64_t items = int64_t(p.sequences) * p.heads * tiles;
   const int64_t blocks = std::min<int64_t>(items, flashinfer::device::SmCount(device));
-  return LaunchShared(KERNEL, dim3(blocks), dim3(THREADS), BYTES, false, stream, p, items, tiles);
+  return LaunchShared(KERNEL, dim3(blocks), dim3(THREADS), BYTES, p.enable_pdl, stream, p, items, tiles);
 }
 
 }  // namespace ssu_stream
