@@ -14,6 +14,7 @@
 //   test  pytest tests/recurrent/test_gdn_decode.py      bench  python benchmarks/bench_recurrent.py
 #pragma once
 #include "../../ptx/pdl.cuh"
+#include "../reduce_rows.cuh"
 #include "ring.cuh"
 #include "rows.cuh"
 #include "stage.cuh"
@@ -33,15 +34,6 @@ __device__ __forceinline__ void ZeroOutputs(const StepParams& p, const Place& at
   }
 }
 
-/// Return the number of the row that this lane stores, of the ROWS of its group; all lanes have all sums.
-template <int ROWS>
-__device__ __forceinline__ float OwnOf(const float (&x)[ROWS]) {
-  float own = x[0];
-#pragma unroll
-  for (int r = 1; r < ROWS; ++r) own = int(threadIdx.x % COLUMNS) == r ? x[r] : own;
-  return own;
-}
-
 /// Store a checkpoint if one is due before (or after) token t.
 template <bool BEFORE, typename S, typename Shape>
 __device__ __forceinline__ void StoreCheckpoint(const StepParams& p, const Place& at, int64_t t, int row,
@@ -56,7 +48,7 @@ __device__ __forceinline__ void StoreCheckpoint(const StepParams& p, const Place
 }
 
 template <typename Rule, typename T, typename S, typename Shape>
-__global__ void __launch_bounds__(THREADS, Shape::BLOCKS) StepKernel(const __grid_constant__ StepParams p) {
+__global__ void __launch_bounds__(THREADS, BLOCKS<Rule, Shape>) StepKernel(const __grid_constant__ StepParams p) {
   constexpr bool ANY = Shape::FORM == Form::kAny;
   __shared__ Shared<Rule, Shape> shared;
   ptx::GridDependencyWait();
@@ -83,9 +75,10 @@ __global__ void __launch_bounds__(THREADS, Shape::BLOCKS) StepKernel(const __gri
 
   const int group = threadIdx.x / COLUMNS % GROUPS, warp = threadIdx.x / 32;
   const int tile_row = warp * GROUPS * Shape::ROWS + group, row = at.first_row + tile_row;  // first of this lane
-  const int own = threadIdx.x % COLUMNS;  // the lanes of a group share what is stored once for a row
-  const int own_row = row + own * GROUPS;
-  const bool owns = own < Shape::ROWS && own_row < p.value_dim;
+  const int column = threadIdx.x % COLUMNS;
+  const int own = ReducedRow<COLUMNS, Shape::ROWS>(column) * GROUPS,
+            own_row = row + own;  // row of the sums of this lane
+  const bool owns = WritesReduced<COLUMNS, Shape::ROWS>(column) && own_row < p.value_dim;
   const bool writes_final = p.final.data != nullptr, has_ring = ANY && p.ring.k != nullptr;
 
   Rows<S, Shape> rows;
@@ -110,25 +103,27 @@ __global__ void __launch_bounds__(THREADS, Shape::BLOCKS) StepKernel(const __gri
     for (int i = 0; i < count; ++i) {
       const int64_t t = begin + i, token = at.range.first + t;
       if (ANY && p.checkpoints.states.data != nullptr) StoreCheckpoint<true>(p, at, t, row, rows);
-      float sk[Shape::ROWS], sq[Shape::ROWS], u[Shape::ROWS], o[Shape::ROWS];
+      float sk[Shape::ROWS], sq[Shape::ROWS], u[Shape::ROWS];
       rows.Decay(shared, i, sk, sq);
+      ReduceRows<COLUMNS>(sk, column);
+      ReduceRows<COLUMNS>(sq, column);
+      const float own_u = Rule::Correction(shared.v[i][tile_row + own], sk[0], shared.beta[i]);
 #pragma unroll
       for (int r = 0; r < Shape::ROWS; ++r) {
-        u[r] = Rule::Correction(shared.v[i][tile_row + r * GROUPS], sk[r], shared.beta[i]);
-        o[r] = sq[r] + u[r] * shared.kq[i];
+        u[r] = __shfl_sync(0xffffffffu, own_u, group * COLUMNS + r * (COLUMNS / Shape::ROWS));
       }
       rows.Add(shared.k[i], u);
       if (owns && p.out != nullptr) {
         const int64_t to = p.out_stride.Offset(at.range.sequence, token, at.head) + own_row;
-        StoreNumber(p.out, to, p.out_type, OwnOf(o));
+        StoreNumber(p.out, to, p.out_type, sq[0] + own_u * shared.kq[i]);
       }
       if constexpr (ANY) {
         if (p.checkpoints.states.data != nullptr) StoreCheckpoint<false>(p, at, t, row, rows);
-        if (owns && has_ring) AppendCorrection(p, at, t, own_row, OwnOf(u));
+        if (owns && has_ring) AppendCorrection(p, at, t, own_row, own_u);
         __syncwarp();  // lanes that store come back before the next shuffle
         if (owns && p.record.corrections != nullptr) {
           p.record.corrections[at.slot * p.record.correction_slot + (at.head * p.tokens + t) * p.value_dim + own_row] =
-              OwnOf(u);
+              own_u;
         }
       }
       const bool is_pool = p.each.slots.data != nullptr, is_end = writes_final && t + 1 == at.range.boundary;

@@ -59,7 +59,7 @@ struct Rows {
     }
   }
 
-  /// Multiply by the decay of a token and return the dot products with k and q.
+  /// Multiply by the decay of a token and return this lane's parts of the dot products with k and q.
   template <typename Rule>
   __device__ __forceinline__ void Decay(const Shared<Rule, Shape>& shared, int i, float (&sk)[Shape::ROWS],
                                         float (&sq)[Shape::ROWS]) {
@@ -81,14 +81,6 @@ struct Rows {
           sk[r] += s[r][e + j] * k[j];
           sq[r] += s[r][e + j] * q[j];
         }
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < Shape::ROWS; ++r) {
-#pragma unroll
-      for (int offset = COLUMNS / 2; offset > 0; offset /= 2) {
-        sk[r] += __shfl_xor_sync(0xffffffffu, sk[r], offset);
-        sq[r] += __shfl_xor_sync(0xffffffffu, sq[r], offset);
       }
     }
   }

@@ -9,9 +9,8 @@ namespace flashinfer {
 namespace recurrent {
 namespace step {
 
-/// What a kernel can do; less of it takes fewer registers and less code.
+/// Abilities of the kernel for several tokens (one token: one.cuh); less of them takes fewer registers and less code.
 enum class Form {
-  kOne,   ///< one token of each sequence, vectors everywhere, nothing kept but the final state
   kMany,  ///< up to TOKENS tokens, vectors everywhere, states after each token or after the last, nothing else kept
   kAny,   ///< any number of tokens and everything of StepParams
 };
@@ -27,11 +26,14 @@ template <int K_, int ROWS_, Form FORM_>
 struct Shape {
   static constexpr int K = K_, ROWS = ROWS_;
   static constexpr Form FORM = FORM_;
-  static constexpr int TOKENS = FORM == Form::kOne ? 1 : MANY;  // tokens in shared memory at once
-  static constexpr int TILE = WARPS * GROUPS * ROWS;            // rows of a block
-  static constexpr int ELEMENTS = K / COLUMNS;                  // of a row, in one lane
-  static constexpr int BLOCKS = FORM == Form::kAny ? 3 : 4;     // blocks for which an SM must have registers
+  static constexpr int TOKENS = MANY;                 // in shared memory at once
+  static constexpr int TILE = WARPS * GROUPS * ROWS;  // rows of a block
+  static constexpr int ELEMENTS = K / COLUMNS;        // of a row, in one lane
 };
+
+/// Blocks for which an SM must have registers: as many as need no spills.
+template <typename Rule, typename Shape>
+constexpr int BLOCKS = Shape::FORM == Form::kAny ? (Shape::K > 128 ? 2 : 3) : (Rule::CHANNEL_DECAY ? 3 : 4);
 
 /// Tokens of one head, ready to be applied: k and q normalised and scaled, their elements in the order of Position.
 template <typename Rule, typename Shape>
