@@ -15,7 +15,7 @@ namespace step {
 constexpr int K_MAJOR_TILE = 32;  // columns of a block: rows of 128 bytes
 
 template <typename T, int K>
-__global__ void __launch_bounds__(THREADS) KMajorStepKernel(const __grid_constant__ StepParams p) {
+__global__ void __launch_bounds__(THREADS, K > 128 ? 3 : 4) KMajorStepKernel(const __grid_constant__ StepParams p) {
   using TokenShape = Shape<K, 1, Form::kMany>;
   constexpr int ROWS = K / WARPS / GROUPS;
   using F4 = Vec<float, 4>;
