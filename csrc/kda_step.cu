@@ -161,6 +161,15 @@ void kda_step(TensorView out, TensorView q, TensorView k, TensorView v, TensorVi
   RunOf<KimiDeltaRule, flashinfer::bfloat16_t>(op, p, type, get_stream(q.device()));
 }
 
+/// One call of decode on a pool: kda_step with fewer arguments, each of which takes the host 0.04 us.
+void kda_decode(TensorView out, TensorView q, TensorView k, TensorView v, TensorView g, TensorView beta,
+                OptionalView a_log, OptionalView dt_bias, TensorView state, TensorView slots, int64_t gate,
+                double lower_bound, double scale, bool normalise, bool beta_is_logit) {
+  const OptionalView none;
+  kda_step(out, q, k, v, g, beta, a_log, dt_bias, state, slots, none, none, none, none, false, true, gate, lower_bound,
+           scale, normalise, beta_is_logit, none, none, none, none, none, 0, 0, 0);
+}
+
 /// The short convolution before a step (recurrent/kda_layer.h): `out` and `x` [tokens, channels].
 void kda_convolution(TensorView out, TensorView x, TensorView weight, TensorView window, TensorView slots,
                      OptionalView starts, OptionalView accepted, int64_t function) {

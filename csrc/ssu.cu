@@ -184,6 +184,7 @@ void selective_state_update(TensorView out, TensorView state, TensorView x, Tens
   p.rounds = int(rounds);
   p.softplus = softplus;
   p.update = !disable_update;
+  p.enable_pdl = UsePdl(true, state.device());
   DeviceGuard guard(state.device());
   const Status status = SelectiveStateUpdate(p, get_stream(state.device()));
 #ifdef FLASHINFER_CPU
@@ -198,4 +199,13 @@ void selective_state_update(TensorView out, TensorView state, TensorView x, Tens
   }
 #endif
   CheckStatus(OP, status);
+}
+
+/// One token of each sequence: selective_state_update with fewer arguments, each of which takes the host 0.04 us.
+void ssu_decode(TensorView out, TensorView state, TensorView x, TensorView dt, TensorView a, TensorView b, TensorView c,
+                TensorView d, Optional<TensorView> z, Optional<TensorView> dt_bias, Optional<TensorView> source,
+                Optional<TensorView> target, bool softplus, int64_t pad) {
+  const Optional<TensorView> none;
+  selective_state_update(out, state, x, dt, a, b, c, d, z, dt_bias, none, source, target, none, none, none, none, none,
+                         none, softplus, false, pad, 10, 0);
 }

@@ -3,3 +3,4 @@
 #include "ssu.cu"
 
 FLASHINFER_EXPORT(selective_state_update, selective_state_update)
+FLASHINFER_EXPORT(ssu_decode, ssu_decode)

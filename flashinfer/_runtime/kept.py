@@ -15,7 +15,7 @@ from . import arch
 from .knobs import knobs
 from .probes import probes
 
-__all__ = ["Choice", "KeptChoices", "KeptLaunches", "NoChoices", "WatchedResults", "kept_parts"]
+__all__ = ["Choice", "KeptChoices", "KeptLaunches", "NoChoices", "WatchedResults", "kept_parts", "one_launch"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -121,6 +121,16 @@ class KeptLaunches(KeptChoices):
     def keep_call(self, launch: Optional[Callable[..., Any]], reason: str, arguments: Mapping[str, Any]) -> None:
         """Do the same for an API of many parameters, whose ``locals()`` are the arguments by name."""
         self.keep(launch, reason, *(arguments[name] for name in self.parameters))
+
+
+def one_launch(launch: Callable[..., Any]) -> KeptLaunches:
+    """Return a decorator that tries ``launch`` in each call, for an API without a choice; None from it: not this call.
+
+    The parameters of ``launch`` are some of those of the API.
+    """
+    kept = KeptLaunches("0", passed=", ".join(inspect.signature(launch).parameters))
+    kept[0] = launch
+    return kept
 
 
 def kept_parts(func: Callable[..., Any]) -> tuple[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ import torch
 from .._runtime.allocation import new_empty
 from .._runtime.dispatch import NativeFunction
 from .._runtime.errors import ArgumentError
+from .._runtime.kept import one_launch
 from .._runtime.torch_ops import called, register_custom_op
 from ..api_logging import flashinfer_api
 from ..jit.codegen import module_cache
@@ -171,10 +172,50 @@ def _check_backend(op: str, backend: str) -> None:
         )
 
 
+def ordinary_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state: Optional[torch.Tensor],
+    A_log: torch.Tensor,
+    a: torch.Tensor,
+    dt_bias: torch.Tensor,
+    b: torch.Tensor,
+    scale: Optional[float],
+    output: Optional[torch.Tensor],
+    use_qk_l2norm: bool,
+    initial_state: Optional[torch.Tensor],
+    initial_state_indices: Optional[torch.Tensor],
+    output_state_indices: Optional[torch.Tensor],
+    intermediate_states_buffer: Optional[torch.Tensor],
+    disable_state_update: bool,
+    backend: str,
+) -> Optional[tuple[torch.Tensor, torch.Tensor]]:
+    """Launch of a decode step on a pool with a given output; the launcher checks the tensors."""
+    if (
+        initial_state is None
+        or state is not None
+        or initial_state_indices is None
+        or output is None
+        or intermediate_states_buffer is not None
+        or disable_state_update
+        or backend != "auto"
+        or list in map(type, (q, k, v, A_log, a, dt_bias, b, output))
+        or list in map(type, (initial_state, initial_state_indices, output_state_indices))
+    ):
+        return None
+    _native_decode[q.is_cuda](
+        output, q, k, v, initial_state, A_log, a, dt_bias, b, initial_state_indices, output_state_indices,
+        _NO_SCALE if scale is None else scale, 1.0, 20.0, use_qk_l2norm, PRETRANSPOSE,
+    )  # fmt: skip
+    return output, initial_state
+
+
 # The public functions.
 
 
 @flashinfer_api(trace=gated_delta_rule_decode_pretranspose_trace)
+@one_launch(ordinary_decode)
 def gated_delta_rule_decode_pretranspose(
     q: torch.Tensor,
     k: torch.Tensor,

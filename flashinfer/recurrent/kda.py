@@ -8,9 +8,10 @@ from typing import Any, Optional
 import torch
 
 from .._runtime.errors import ArgumentError
+from .._runtime.kept import one_launch
 from ..api_logging import flashinfer_api
 from ..trace.templates.recurrent import recurrent_kda_trace
-from .kda_step import recurrent_step
+from .kda_step import ordinary_decode, recurrent_step
 
 __all__ = ["recurrent_kda"]
 
@@ -32,6 +33,7 @@ def _check_checkpoints(
 
 
 @flashinfer_api(trace=recurrent_kda_trace)
+@one_launch(ordinary_decode)
 def recurrent_kda(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -27,6 +27,7 @@ __all__ = ["fused_kda_decode", "packed_fused_kda_decode", "packed_kda_decode"]
 
 get_kda_step_module = module_cache(gen_kda_step_module)
 _native_step = NativeFunction(get_kda_step_module, "kda_step")
+_native_decode = NativeFunction(get_kda_step_module, "kda_decode")
 _native_convolution = NativeFunction(get_kda_step_module, "kda_convolution")
 _native_norm = NativeFunction(get_kda_step_module, "kda_gated_norm")
 
@@ -111,6 +112,65 @@ def _run_norm(
     out: torch.Tensor, x: torch.Tensor, output_gate: torch.Tensor, norm_weight: torch.Tensor, eps: float, function: int
 ) -> None:
     _native_norm[x.is_cuda](out, x, output_gate, norm_weight, eps, function)
+
+
+def ordinary_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    A_log: Optional[torch.Tensor],
+    dt_bias: Optional[torch.Tensor],
+    scale: Optional[float],
+    initial_state: Optional[torch.Tensor],
+    output_final_state: bool,
+    use_qk_l2norm_in_kernel: bool,
+    use_gate_in_kernel: bool,
+    lower_bound: Optional[float],
+    cu_seqlens: Optional[torch.Tensor],
+    ssm_state_indices: Optional[torch.Tensor],
+    num_spec_tokens: Optional[int],
+    num_accepted_tokens: Optional[torch.Tensor],
+    output: Optional[torch.Tensor],
+    initial_state_source: Optional[torch.Tensor],
+    initial_state_indices: Optional[torch.Tensor],
+    beta_is_logit: bool,
+    state_checkpoints: Optional[torch.Tensor],
+    checkpoint_every_n_tokens: int,
+    checkpoint_state_indices: Optional[torch.Tensor],
+    disable_state_update: bool,
+    correction_cache: Optional[torch.Tensor],
+    kg_cache: Optional[torch.Tensor],
+    backend: str,
+) -> Optional[tuple[torch.Tensor, Optional[torch.Tensor]]]:
+    """Shortcut of a decode step of ``recurrent_kda`` on a pool with a given output; the launcher checks the tensors."""
+    if (
+        initial_state is None
+        or ssm_state_indices is None
+        or output is None
+        or cu_seqlens is not None
+        or num_spec_tokens is not None
+        or num_accepted_tokens is not None
+        or initial_state_source is not None
+        or initial_state_indices is not None
+        or state_checkpoints is not None
+        or checkpoint_every_n_tokens
+        or checkpoint_state_indices is not None
+        or disable_state_update
+        or correction_cache is not None
+        or kg_cache is not None
+        or backend != "auto"
+        or list in map(type, (q, k, v, g, beta, A_log, dt_bias, initial_state, ssm_state_indices, output))
+    ):
+        return None
+    gate = LOG_DECAY if not use_gate_in_kernel else SOFTPLUS if lower_bound is None else BOUNDED
+    _native_decode[q.is_cuda](
+        output, q, k, v, g, beta, A_log, dt_bias, initial_state, ssm_state_indices, gate,
+        0.0 if lower_bound is None else lower_bound, _NO_SCALE if scale is None else scale, use_qk_l2norm_in_kernel,
+        beta_is_logit,
+    )  # fmt: skip
+    return output, initial_state if output_final_state else None
 
 
 def recurrent_step(

@@ -10,6 +10,7 @@ import torch
 from .._runtime.allocation import new_empty
 from .._runtime.checks import check_tensors
 from .._runtime.errors import ArgumentError
+from .._runtime.kept import one_launch
 from .._runtime.torch_ops import called, register_custom_op
 from ..api_logging import flashinfer_api
 from ..jit.recurrent.mamba import gen_ssu_module
@@ -23,16 +24,20 @@ _BACKENDS = ("auto", "flashinfer", "cake")
 
 
 class _Natives(dict[tuple[bool, torch.dtype, torch.dtype], Callable[..., Any]]):
-    """The native function by ``(is_cuda, state.dtype, x.dtype)``; built on first use."""
+    """A native function by ``(is_cuda, state.dtype, x.dtype)``; built on first use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __missing__(self, key: tuple[bool, torch.dtype, torch.dtype]) -> Callable[..., Any]:
         is_cuda, state, tokens = key
         module = gen_ssu_module(state, tokens, "cuda" if is_cuda else "cpu").build_and_load()
-        self[key] = module.selective_state_update
+        self[key] = getattr(module, self._name)
         return self[key]
 
 
-_native = _Natives()
+_native = _Natives("selective_state_update")
+_native_decode = _Natives("ssu_decode")
 
 
 @register_custom_op(
@@ -135,7 +140,55 @@ def _with_heads(tensors: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def ordinary_update(
+    state: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    z: Optional[torch.Tensor],
+    dt_bias: Optional[torch.Tensor],
+    dt_softplus: bool,
+    state_batch_indices: Optional[torch.Tensor],
+    pad_slot_id: int,
+    state_scale: Optional[torch.Tensor],
+    out: Optional[torch.Tensor],
+    disable_state_update: bool,
+    intermediate_states_buffer: Optional[torch.Tensor],
+    rand_seed: Optional[torch.Tensor],
+    cache_steps: int,
+    algorithm: str,
+    dst_state_batch_indices: Optional[torch.Tensor],
+    cu_seqlens: Optional[torch.Tensor],
+    num_accepted_tokens: Optional[torch.Tensor],
+    backend: str,
+) -> Optional[torch.Tensor]:
+    """Launch for one token of each sequence with a given output; the launcher checks the tensors."""
+    if (
+        out is None
+        or state_scale is not None
+        or disable_state_update
+        or intermediate_states_buffer is not None
+        or rand_seed is not None
+        or cache_steps
+        or cu_seqlens is not None
+        or num_accepted_tokens is not None
+        or algorithm != "auto"
+        or backend != "auto"
+        or list in map(type, (x, dt, A, B, C, D, z, dt_bias, state_batch_indices, out, dst_state_batch_indices))
+    ):
+        return None
+    _native_decode[state.is_cuda, state.dtype, x.dtype](
+        out, state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices, dst_state_batch_indices, dt_softplus,
+        pad_slot_id,
+    )  # fmt: skip
+    return out
+
+
 @flashinfer_api(trace=selective_state_update_trace)
+@one_launch(ordinary_update)
 def selective_state_update(
     state: torch.Tensor,
     x: torch.Tensor,
