@@ -36,7 +36,7 @@ struct SsuParams {
   int rounds;
   bool softplus, update;
   bool enable_pdl;  ///< CUDA only: programmatic dependent launch
-  bool is_tied;  ///< A has one number for each head, and so have dt and dt_bias
+  bool is_tied;     ///< A has one number for each head, and so have dt and dt_bias
 };
 
 /// Status of the CPU entry if an index is out of range. CUDA treats such slots as padding.
