@@ -4,7 +4,7 @@
     <aot>/<name>/<name>.so                       CUDA; index.json tells the targets
     <aot>/cpu-x86-64-v3/<name>/<name>.so         CPU, for machines with these instructions
     <aot>/index.json                             {"schema": 1, "modules": {"<path>": {"targets": ["80", "90a"],
-                                                     "version": "0.6.18", "sources": {"{include}/...": "<SHA-256>"}}}}
+                                                     "version": "0.7.2", "sources": {"{include}/...": "<SHA-256>"}}}}
 
 A library that ``index.json`` does not name is taken for one of this machine: somebody has put it there by hand. One of
 another release, or made from other sources, is not loaded: a kernel whose arguments changed their meaning would give
