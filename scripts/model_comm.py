@@ -17,6 +17,7 @@ from typing import Callable, NamedTuple, Optional, Sequence
 
 KIB, MIB = 1 << 10, 1 << 20
 
+COPY = 4.25e6  #: bytes per us of an H200's memory, measured
 NVLINK = 370e3  #: bytes per us and direction that NCCL gets from the 450 GB/s of NVLink 4 (nccl-tests, issue 212)
 IN_SWITCH = 275e3  #: bytes per us of an all-reduce that the switch adds, 8 GPUs (nccl, issue 1455)
 NETWORK = 45e3  #: bytes per us and GPU of 400 Gb/s InfiniBand, of which 90 % arrive
@@ -87,10 +88,11 @@ def exchange(tokens: int, token_bytes: float, ranks: int, top_k: int, domain: in
     return NETWORK_ALPHA + max(sent * (1 - outside) / NVLINK, sent * outside / NETWORK)
 
 
-def single_card(nbytes: float, ranks: int, alpha: float, per_rank: float, beta: float) -> float:
+def single_card(nbytes: float, ranks: int) -> float:
     """Return the microseconds of one-shot with all ranks as streams of one GPU, which have no link between them: each
-    word of each pair of ranks is written, read and reset in one memory."""
-    return alpha + per_rank * ranks + 3 * ranks * ranks * nbytes / beta
+    word of each pair of ranks is written, read and reset in one memory. The launch and the time of each rank are fitted
+    to three runs on an H200 (allreduce_us of benchmarks/results/h200.json)."""
+    return 3.2 + 0.92 * ranks + 3 * ranks * ranks * nbytes / COPY
 
 
 SIZES = (16 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB, 8 * MIB)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ def test_the_package_changes_protocol_where_the_model_does(model):
         if ranks > 2:
             assert 0.6 < limit / model.crossing(ranks) < 1.6
     assert model.crossing(2) == float("inf")
+
+
+def test_ranks_of_one_card_take_what_was_measured(model):
+    measured = json.loads((ROOT / "benchmarks/results/h200.json").read_text())["allreduce_us"]["0, 1"]
+    for ranks, us in zip((2, 4, 8), measured, strict=True):
+        assert model.single_card(7168 * 2, ranks) == pytest.approx(us, rel=0.1)
 
 
 def test_times_grow_with_bytes_and_ranks(model):
