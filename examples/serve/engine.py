@@ -304,7 +304,7 @@ class Engine:
         self.steps.append(Step(this.kind, start, now, this.chunks))
         advanced = []
         for (request, n), token in zip(this.chunks, tokens, strict=True):
-            if request.finished_at is not None:  # by the token before, when this step ran already
+            if request.finished_at is not None:  # the token before ended it, when this step ran already
                 continue
             request.num_cached += n
             if request.num_uncached == 0:  # false if the prompt has more chunks to prefill

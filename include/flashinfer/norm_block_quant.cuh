@@ -14,7 +14,7 @@ namespace flashinfer {
 namespace norm_block_quant {
 
 constexpr int VEC = 8;      // elements that a thread loads at once
-constexpr int VECTORS = 4;  // of a thread at most: rows of up to 16384 with 512 threads
+constexpr int VECTORS = 4;  // vectors of a thread at most: rows of up to 16384 with 512 threads
 constexpr int LANES = NORM_BLOCK / VEC;
 constexpr int MOST_THREADS = 512;
 

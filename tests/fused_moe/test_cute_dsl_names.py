@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What published code imports for kernels in the CuTe DSL: activations, buffers of the sort, probes, rows of scales."""
+"""Names that published code imports for CuTe DSL kernels: activations, buffers of the sort, probes, rows of scales."""
 
 from __future__ import annotations
 

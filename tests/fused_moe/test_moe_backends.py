@@ -248,7 +248,7 @@ def test_backends_are_read_at_each_call(monkeypatch):
     assert [runner.backend_key for runner in made.runners] == ["cutlass_bf16", "second"]
     pack = pack_of("cpu")
     expected = made(pack, weights)
-    assert torch.equal(made.runners[1].forward(made.runners[1].pack_inputs(pack, weights)), expected)  # by the alias
+    assert torch.equal(made.runners[1].forward(made.runners[1].pack_inputs(pack, weights)), expected)
     first, second = made.runners
     assert made._select_winner(pack, weights, [second]) == (second, -1)
     assert made._select_winner(pack, weights, [first, second])[0] is first

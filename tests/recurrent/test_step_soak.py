@@ -17,7 +17,7 @@ from flashinfer.trace.templates.recurrent_mamba import selective_state_update_tr
 from .gdn_inputs import BF16, FP32, ints, projections, states
 from .mamba_inputs import doubled, gap_is_untouched, pool, tokens, weights
 
-CALLS = {"cpu": 3, "cuda": 40}  # of each kind
+CALLS = {"cpu": 3, "cuda": 40}  # calls of each kind
 
 
 def wrong_rows(got: torch.Tensor, expected: torch.Tensor, limit: float) -> int:

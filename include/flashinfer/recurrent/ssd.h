@@ -37,7 +37,7 @@ struct SsdParams {
   bool softplus;
 };
 
-/// What a sequence is: tokens [begin, end) of a batch entry, and the token before which the state is kept (0: nowhere).
+/// A sequence: tokens [begin, end) of a batch entry, and the token before which the state is kept (0: nowhere).
 struct SsdSequence {
   int64_t batch;
   int begin, end, keep;

@@ -132,7 +132,7 @@ class ConvertingLoader {
       const RowOffsets<Params> row = RowOf<true>(p_, strides_, WorkItem{}, tokens_[i], asked_[i]);
       latent_[i] = row.k, rotary_[i] = row.v;
       if (p_.latent_scales == nullptr) continue;
-      float2 scales{};  // of cleared rows: no entry of the cache may turn them into NaN
+      float2 scales{};  // the scales of cleared rows are 0: no entry of the cache may turn them into NaN
       if (is_key_[i]) {
         const int size = int(p_.page_size.divisor), entry = tokens_[i] - int(p_.page_size.Divide(tokens_[i])) * size;
         const int64_t at = (int64_t(asked_[i]) * size + entry) * (LATENT / SCALED) + half * (HALF / SCALED);

@@ -352,7 +352,7 @@ struct OneShot {
     }
     if (p.trigger_early) ptx::LaunchDependents();
     Reset(block, blocks);
-    int64_t rows = p.tokens;  // of each slot that this call uses
+    int64_t rows = p.tokens;  // rows of each slot that this call uses
     if constexpr (IS_TWO_SHOT) {
       rows = 2 * RowsOfOwner();
       const int64_t owned = min(RowsOfOwner(), p.tokens - p.peers.rank * RowsOfOwner());

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS) CombineKernel(const __grid_c
   ptx::GridDependencyWait();
   const ExchangeTable& t = p.table;
   const uint32_t call = *const_cast<const volatile uint32_t*>(&t.Head(t.rank)->call);
-  const bool is_shown = p.payload != nullptr || p.is_e4m3;  // by ShowRowsKernel, with the flags
+  const bool is_shown = p.payload != nullptr || p.is_e4m3;  // ShowRowsKernel shows the rows, with the flags
   if (!is_shown && blockIdx.x == 0) SendCombineFlags(t, call);
   for (int r = threadIdx.x; r < t.world; r += blockDim.x) {
     if (t.IsActive(r)) WaitForFlag(t, p.wait, kCombineFlags, r, call, kWaitCombine);

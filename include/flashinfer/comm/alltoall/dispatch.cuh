@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS) DispatchKernel(const __grid_
 
   for (int i = threadIdx.x; i < MAX_EP; i += blockDim.x) next[i] = 0;
   __syncthreads();
-  int counts[2] = {0, 0};  // of ranks `lane` and `lane + 32`
+  int counts[2] = {0, 0};  // rows for ranks `lane` and `lane + 32`
   for (int first = warp * GROUP; first < begin; first += warps * GROUP) {
     const uint64_t ranks = first + lane < begin ? RanksOfToken(p, first + lane) : 0;
     for (int r = 0; r < t.world; ++r) {

@@ -24,12 +24,12 @@ constexpr int MAX_EP = 64, MAX_TOP_K = 22, MAX_PAYLOADS = 6;
 /// Head of the memory of a rank. Zero bytes are its first state.
 struct ExchangeHead {
   uint32_t call;     ///< dispatches that are done
-  uint32_t tokens;   ///< of the last dispatch
+  uint32_t tokens;   ///< tokens of the last dispatch
   int32_t arrived;   ///< CTAs of the running kernel that are done
   uint32_t aborted;  ///< written by a peer that gave up: 1 + the rank it waited for
 };
 
-/// What a rank tells each peer with its flag, to find ranks that do not agree.
+/// The sizes that a rank sends to each peer with its flag: ranks that do not agree are found by them.
 struct ExchangeRequest {
   uint32_t rows;    ///< rows of a receive buffer per source
   uint32_t layout;  ///< digest of sizes and types of the payloads
@@ -78,8 +78,8 @@ inline int64_t ExchangeOffsets(int64_t ranks, int64_t max_tokens, int64_t eplb_e
 }
 
 struct ExchangeTable {
-  char* memory;    ///< of rank 0
-  int64_t stride;  ///< from a rank's memory to the next rank's
+  char* memory;    ///< the memory of rank 0
+  int64_t stride;  ///< bytes from a rank's memory to the next rank's
   int32_t rank, world;
   uint64_t active;  ///< bit r: rank r takes part
   int64_t meta[kMetaCount];
@@ -105,12 +105,12 @@ FLASHINFER_HD int RankOfExpert(int expert, int experts, int world) {
 }
 
 struct ExchangePayload {
-  const char* rows;   ///< of the own tokens
+  const char* rows;   ///< rows of the own tokens
   int64_t row_bytes;  ///< any number
-  int64_t offset;     ///< of the receive buffer [world][rows]
+  int64_t offset;     ///< offset of the receive buffer [world][rows]
 };
 
-/// How a call waits and what it leaves behind.
+/// Limits of a call's wait, and the words that it leaves to the next call.
 struct ExchangeWait {
   bool resume;      ///< CPU: go on waiting in the call that has begun
   int64_t wait_us;  ///< CPU: return after this time, to be resumed
@@ -144,7 +144,7 @@ struct CombineParams {
   ExchangeTable table;
   ExchangeWait wait;
   const T* payload;  ///< [world][rows][hidden]; null: it is in place
-  int64_t offset;    ///< of the rows in the memory of a rank
+  int64_t offset;    ///< offset of the rows in the memory of a rank
   int64_t rows, hidden;
   int32_t tokens, top_k;
   bool is_e4m3;  ///< rows travel as e4m3; each begins where the row of T would
@@ -165,7 +165,7 @@ struct DecodeCpParams {
   ExchangeWait wait;
   const char *o, *stats;               ///< [rows][world][...]
   char *out_o, *out_stats;             ///< the same; merged: out_o [rows][...], out_stats null
-  int64_t rows, o_bytes, stats_bytes;  ///< of a part
+  int64_t rows, o_bytes, stats_bytes;  ///< sizes of a part
   int64_t slots, slot_bytes;           ///< offset of the slots, and bytes of one
   bool is_base_e;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of an exchange share: waiting for flags of peers, with an end; finding the last CTA; the grid.
+// Parts of the kernels of an exchange: waiting for flags of peers, with an end; finding the last block; the grid.
 #pragma once
 #include "../../ptx/atomic.cuh"
 #include "../../ptx/globaltimer.cuh"

@@ -12,8 +12,8 @@ namespace sm90 {
 constexpr int KEYS = 64;  // keys of a tile, the M side of a product
 constexpr int TILES = SPLIT / KEYS;
 constexpr int WARPGROUP = 128;
-constexpr int LOADER_WARPS = 3;  // of the producer warpgroup: queries and weights. The first warp loads keys.
-constexpr int FILL_LANES = 4;    // of the warp that loads keys: lanes that load a tile each
+constexpr int LOADER_WARPS = 3;  // warps of the producer that load queries and weights; the first warp loads keys
+constexpr int FILL_LANES = 4;    // lanes of the warp of keys that load a tile each
 constexpr int MIN_BLOCK = 32;    // keys of the smallest page
 constexpr int QUERY_STAGES = 2;
 constexpr int SHARED_LIMIT = 232448;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the first kernel (prepare.cuh) leaves in global memory for the second, one block per chunk slot and head:
+// Blocks that the first kernel (prepare.cuh) writes to global memory for the second, one per chunk slot and head:
 //
 //   T   64 x 64, 16 bits  (I + A)^-1 - I, with A[i][j] = beta_i e^(G_i - G_j) k_i.k_j for i > j
 //   P   64 x 64, 16 bits  scale e^(G_i - G_j) q_i.k_j for i >= j, 0 above

@@ -23,7 +23,7 @@
 namespace flashinfer {
 namespace recurrent {
 
-constexpr int KDA_THREADS = 256, KDA_TOKENS = 16;  // of a thread
+constexpr int KDA_THREADS = 256, KDA_TOKENS = 16;  // a thread has 16 tokens
 constexpr int KDA_PAIRS = DIM / 2, KDA_PARTS = CHUNK / KDA_TOKENS;
 constexpr int KDA_COLUMNS =
     6 * KDA_TOKENS;                      // rows of columns for later tokens: of part 0 for 1, 2, 3, of 1 for 2, 3, ...
@@ -35,7 +35,7 @@ struct KdaPrepareShared {
   alignas(1024) char queries[2 * SLAB_BYTES];        // then rows of q
   alignas(1024) char gates[2 * SLAB_BYTES];          // then rows of k
   alignas(1024) char columns[2][KDA_COLUMNS * 128];  // then P
-  alignas(1024) char late[2][2][KDA_LATE * 128];     // of k, of q
+  alignas(1024) char late[2][2][KDA_LATE * 128];     // rows of k, then of q
   alignas(16) float matrix[MATRIX_FLOATS];
   alignas(16) float whole[KDA_PARTS][DIM],
       fourth[KDA_PARTS][DIM];        // log2 of decays over a part, and over four tokens of it
@@ -120,7 +120,7 @@ __device__ __forceinline__ void ScaleRows(KdaPrepareShared& shared, char* block,
     if (i == part) base = total;
     total = {total.x + whole.x, total.y + whole.y};
   }
-  const float2 of[2] = {sums[3], sums[11]};  // of tokens to which the first and the last eight are relative
+  const float2 of[2] = {sums[3], sums[11]};  // sums at the tokens to which the first and the last eight are relative
   float2 own{0.f, 0.f};
 #pragma unroll
   for (int i = 0; i < KDA_PARTS; ++i) {

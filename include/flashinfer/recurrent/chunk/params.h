@@ -59,8 +59,8 @@ struct DeltaParams {
   Integers slots;             // slot of each request in `initial` and `final`
   Integers rows;              // first row of each request in `checkpoints`
   int64_t interval = 0;       // tokens between checkpoints, a multiple of CHUNK
-  Integers kept_slots;        // of KDA: slots of checkpoints by their rows; none: the rows are slots
-  bool keeps_starts = false;  // of KDA: checkpoints are states before every `interval` tokens, not after them
+  Integers kept_slots;        // slots of KDA's checkpoints by their rows; none: the rows are slots
+  bool keeps_starts = false;  // KDA's checkpoints are states before every `interval` tokens, not after them
   int64_t segment = 0;  // tokens of the parts in which requests are computed side by side, a multiple of CHUNK; 0: none
   float* parts = nullptr;  // states of these parts (chunk_sm90/split.cuh)
   char* blocks = nullptr;  // what the first kernel prepares for the second (chunk/blocks.h); not on the CPU

@@ -195,7 +195,7 @@ __device__ __forceinline__ void Consume(const DeltaParams<T>& p, const Maps& map
     ptx::WgmmaCommit();
     if constexpr (!TRANSFER) c.template MultiplyState<0>(o, state, here.Queries(stage));
     ptx::WgmmaCommit();
-    float decay;  // of the state over the chunk; of the slowest channel
+    float decay;  // decay of the state over the chunk, in its slowest channel
     if constexpr (OF_CHANNELS) {
       const float4 slowest = ptx::LoadShared16(lists + KDA_SLOWEST_AT);
       decay = fmaxf(slowest.x, slowest.z);

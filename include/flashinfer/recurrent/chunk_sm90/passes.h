@@ -15,7 +15,7 @@ struct Maps {
   CUtensorMap q, k, v, o;
 };
 
-/// What a launch computes: whole requests, or of their parts the change of the state, or the outputs (split.cuh).
+/// The result of a launch: outputs of whole requests, or of their parts, or the change of the state by a part (split.cuh).
 enum class Pass { kWhole, kTransfer, kParts };
 
 template <int WARPGROUPS>

@@ -13,7 +13,7 @@ cudaError_t LaunchScan(const DeltaParams<T>& p, const Maps& maps, int64_t items,
   constexpr auto KERNEL = ScanChunksSm90Kernel<T, S, PASS>;
   const cudaError_t allowed = device::AllowShared<KERNEL, S::BYTES>();
   if (allowed != cudaSuccess) return allowed;
-  const int blocks = PASS == Pass::kTransfer ? 2 : 2 / S::WARPGROUPS;  // for a head
+  const int blocks = PASS == Pass::kTransfer ? 2 : 2 / S::WARPGROUPS;  // blocks of a head
   const dim3 grid(unsigned(items) * p.num_heads * blocks);
   return LaunchShared(KERNEL, grid, dim3(S::THREADS), S::BYTES, p.enable_pdl, stream, p, maps);
 }

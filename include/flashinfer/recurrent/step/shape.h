@@ -28,7 +28,7 @@ struct Shape {
   static constexpr Form FORM = FORM_;
   static constexpr int TOKENS = MANY;                 // in shared memory at once
   static constexpr int TILE = WARPS * GROUPS * ROWS;  // rows of a block
-  static constexpr int ELEMENTS = K / COLUMNS;        // of a row, in one lane
+  static constexpr int ELEMENTS = K / COLUMNS;        // elements of a row in one lane
 };
 
 /// Blocks for which an SM must have registers: as many as need no spills.
