@@ -10,7 +10,8 @@ import torch
 from harness import Bench, bf16, case, e4m3, empty, grid, main, nbytes, rand
 
 from flashinfer.concat_ops import concat_mla_k as op
-from flashinfer.trace.templates.concat_ops import concat_mla_k_trace
+from flashinfer.concat_ops import concat_mla_kv_quant_fp8 as quantize
+from flashinfer.trace.templates.concat_ops import concat_mla_k_trace, concat_mla_kv_quant_fp8_trace
 
 
 def _torch_concat(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) -> None:
@@ -34,6 +35,19 @@ def concat_mla_k(batch_size: int, dtype: torch.dtype) -> Bench:
         baseline=_torch_concat,
         reference=lambda k, k_nope, k_rope: concat_mla_k_trace.reference(k.clone(), k_nope, k_rope),
         bytes=nbytes(k, k_rope) + k.numel() * 2 // 3 * k.element_size(),
+    )
+
+
+@case("concat_mla_kv_quant_fp8", cpu=grid(batch_size=[64]), cuda=grid(batch_size=[64, 4096]))
+def concat_mla_kv_quant_fp8(batch_size: int) -> Bench:
+    kv, rope = rand(batch_size, 128, 256, bf16), rand(batch_size, 64, bf16)
+    reference = concat_mla_kv_quant_fp8_trace.reference
+    key, value = empty(batch_size, 128, 192, e4m3), empty(batch_size, 128, 128, e4m3)
+    return Bench(
+        run=quantize,
+        args=(kv, rope, key, value),
+        reference=lambda kv, rope, *_: reference(kv, rope),
+        bytes=nbytes(kv, rope, key, value),
     )
 
 

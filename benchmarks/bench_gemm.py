@@ -83,12 +83,12 @@ def _by_torch(api: str, sizes: dict[str, int], m: int, n: int, k: int) -> Bench:
 
 @case("mm_fp4", cpu=grid(m=[3], n=[192], k=[256]), cuda=[])
 def mm_fp4(m: int, n: int, k: int) -> Bench:
-    return _by_torch("mm_fp4", {"m": m, "n": n, "k_packed": k // 2}, m, n, k)
+    return _by_torch("mm_fp4", {"M": m, "N": n, "K": k // 2}, m, n, k)
 
 
 @case("mm_mxfp8", cpu=grid(m=[3], n=[192], k=[256]), cuda=[])
 def mm_mxfp8(m: int, n: int, k: int) -> Bench:
-    return _by_torch("mm_mxfp8", {"m": m, "n": n, "k": k}, m, n, k)
+    return _by_torch("mm_mxfp8", {"M": m, "N": n, "K": k}, m, n, k)
 
 
 def _bmm_fp8(backend: str) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ import flashinfer.norm as norm
 from flashinfer.testing import Tolerance
 from flashinfer.trace.templates import norm as templates
 from flashinfer.trace.templates import norm_gated as gated
+from flashinfer.trace.templates.norm_block_quant import fused_add_rmsnorm_fp8_block_quant_trace
 
 # A decode batch, one step of a large batch, long prompts of a 7B and of a 400B model, and a width no vector divides.
 SHAPES = [(1, 4096), (128, 8192), (16384, 4096), (4096, 16384), (4096, 4099)]
@@ -190,6 +191,8 @@ def fused_add_rmsnorm_fp8_block_quant(rows: int, hidden: int = 7168) -> Bench:
     return Bench(
         run=lambda out, scale, y, x, r: norm.fused_add_rmsnorm_fp8_block_quant(out, scale, y, x, r, w),
         args=(out, scale, y, x, r),
+        results=(0, 1, 2, 4),
+        reference=lambda out, scale, y, x, r: fused_add_rmsnorm_fp8_block_quant_trace.reference(scale, x, r, w),
         bytes=nbytes(out, scale, y, x, r, r),
     )
 

@@ -14,6 +14,7 @@ from harness import Bench, bf16, case, e4m3, grid, main, nbytes, rand
 import flashinfer.page as page
 from flashinfer.trace.templates import page as templates
 from flashinfer.trace.templates.page_nvfp4 import quantize_nvfp4
+from flashinfer.trace.templates.page_nvfp4_mla import nvfp4_quantize_append_paged_mla_kv_cache_trace
 
 PAGE_SIZE, HEADS, HEAD_DIM = 16, 8, 128
 SCALE = 0.01
@@ -78,6 +79,23 @@ def append_by_table(num_tokens: int) -> Bench:
         baseline=baseline,
         reference=lambda *args: reference(*args, heads_first=0),
         bytes=_bytes(k, v, batch_indices, positions),
+    )
+
+
+@case("nvfp4_quantize_append_paged_mla_kv_cache", cpu=CPU, cuda=CUDA)
+def append_mla(num_tokens: int) -> Bench:
+    pages = -(-num_tokens // PAGE_SIZE)
+    ckv, kpe = rand(num_tokens, 512, bf16), rand(num_tokens, 64, bf16)
+    codes, sf, rope = (torch.zeros(pages, PAGE_SIZE, size, dtype=torch.uint8) for size in (256, 32, 64))
+    request, positions = torch.zeros(num_tokens).int(), torch.arange(num_tokens).int()
+    indices, indptr, last = torch.randperm(pages).int(), torch.tensor([0, pages]).int(), torch.tensor([1]).int()
+    reference = nvfp4_quantize_append_paged_mla_kv_cache_trace.reference
+    return Bench(
+        run=page.nvfp4_quantize_append_paged_mla_kv_cache,
+        args=(ckv, kpe, request, positions, codes, sf, rope, indices, indptr, last, SCALE, SCALE),
+        results=(4, 5, 6),
+        reference=lambda *args: reference(*args[:9], SCALE, SCALE),
+        bytes=nbytes(ckv, kpe, request, positions) + num_tokens * (256 + 32 + 64),
     )
 
 

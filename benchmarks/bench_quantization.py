@@ -15,6 +15,7 @@ import flashinfer.quantization as quantization
 from flashinfer.quantization.layout import SfLayout, scale_count
 from flashinfer.trace.templates import quantization as templates
 from flashinfer.trace.templates.quantization_blocks import padded_scales, random_bytes
+from flashinfer.trace.templates.quantization_groups import per_token_group_quant_8bit_trace
 
 BOOL, U8 = torch.bool, torch.uint8
 
@@ -155,6 +156,18 @@ def mxfp8_dequantize_host(rows: int, cols: int) -> Bench:
         baseline=reference,
         reference=reference,
         bytes=nbytes(tuple(inputs.values())) + 4 * rows * cols,
+    )
+
+
+@case("per_token_group_quant_8bit", cpu=grid(rows=[64]), cuda=grid(rows=[64, 4096], cols=[7168]))
+def per_token_group_quant_8bit(rows: int, cols: int = 7168) -> Bench:
+    reference = per_token_group_quant_8bit_trace.reference
+    x = rand(rows, cols, bf16)
+    return Bench(
+        run=lambda x: quantization.per_token_group_quant_8bit(x, 128),
+        args=(x,),
+        reference=lambda x: reference(x, 128),
+        bytes=nbytes(x) + rows * cols + rows * cols // 32,
     )
 
 
