@@ -289,7 +289,7 @@ class Knobs:
     )
     comm_timeout_s: Knob[Optional[float]] = Knob(
         "FLASHINFER_COMM_TIMEOUT_S",
-        float,
+        _number,
         None,
         "seconds after which a rank that does not come to a call is given up, 0: never; default: as the process group",
         "ops",
