@@ -144,6 +144,12 @@ def mm_fp4(
     -------
     torch.Tensor
         ``(m, n)``.
+
+    Examples
+    --------
+    >>> call = flashinfer.mm_fp4.fi_init(M=3, N=64, K=64, device="cpu")
+    >>> flashinfer.mm_fp4(**call).shape
+    torch.Size([3, 64])
     """
     op = "mm_fp4"
     _check_device(op, a, backend, _FP4_BACKENDS)
@@ -215,6 +221,12 @@ def mm_mxfp8(
     -------
     torch.Tensor
         ``(m, n)``.
+
+    Examples
+    --------
+    >>> call = flashinfer.mm_mxfp8.fi_init(M=3, N=64, K=128, device="cpu")
+    >>> flashinfer.mm_mxfp8(**call).shape
+    torch.Size([3, 64])
     """
     op = "mm_mxfp8"
     _check_device(op, a, backend, _MXFP8_BACKENDS)
