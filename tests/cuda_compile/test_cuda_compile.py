@@ -81,8 +81,8 @@ SPILLS_MEASURED = ("sampling",)
 
 
 #: Modules of recurrent layers with kernels that spill: the portable scan of Mamba-2 with states of 256 columns (16
-#: bytes). Recorded times include it.
-SPILLS_KNOWN = ("ssd",)
+#: bytes), and the replay of e4m3 states with 256 columns (4 bytes). Recorded times include it.
+SPILLS_KNOWN = ("ssd", "ssu_replay_float8_e4m3fn_bfloat16")
 
 #: Parts of a unit's name that only say for which element type, width of rows or tile its templates are instantiated.
 REPETITION = re.compile(r"_(b?float16(_t)?|float|b?fp?16|fp8|w\d\d+|\d+x\d+)(?=_|$)")

@@ -28,7 +28,7 @@ def test_each_module_is_in_one_family(columns):
 
 
 def test_only_cpu_kernels_and_what_they_share_are_missing(columns):
-    """``scale``, ``qk_rmsnorm_rope`` and the Hopper modules of ``gemm`` and ``indexer`` are CUDA only;
+    """``scale``, ``qk_rmsnorm_rope`` and the Hopper modules of ``gemm``, ``recurrent`` and ``indexer`` are CUDA only;
     ``api_log_stats`` is a part of the log and no operator. All else is a column without gaps."""
     gaps = [
         (stem, layer)
@@ -39,7 +39,7 @@ def test_only_cpu_kernels_and_what_they_share_are_missing(columns):
     ]
     of_the_log = [("api_log_stats", layer) for layer in ("CPU", "trace", "bench")]
     for_sm90 = [("gemm_sm90", "CPU"), ("gemm_w4_sm90", "CPU")]
-    for_sm90 += [("mqa_logits_sm90", "CPU")]
+    for_sm90 += [("kda_prefill", "CPU"), ("mqa_logits_sm90", "CPU")]
     assert gaps == [("scale", "CPU"), ("scale", "shared"), ("qk_rmsnorm_rope", "CPU"), *for_sm90, *of_the_log]
 
 

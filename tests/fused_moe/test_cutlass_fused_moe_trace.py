@@ -107,7 +107,7 @@ def test_the_template_of_e4m3_weights_is_that_of_the_shape_of_the_scale(quant, p
     call["quant_scales"][1], call["quant_scales"][3] = torch.full(quant, 32.0), torch.ones(3)
     made = cutlass_fused_moe.fi_trace(**call)
     assert made["name"] == f"cutlass_fused_moe_fp8{prefix}_topk2_e3_h128_i256"
-    assert made["inputs"]["fc2_quant"]["shape"] == (["num_experts"] if prefix else [])
+    assert made["inputs"]["fc2_quant"]["shape"] == (["num_local_experts"] if prefix else [])
     close(cutlass_fused_moe(**call)[0], text_of(call)(**recorded(call)))
 
 
@@ -289,7 +289,7 @@ def test_init_makes_calls(name):
     """Experts differ, results have the size of the tokens, and the op computes them like the reference."""
     template = cutlass_fused_moe_trace(**NEW[name]())
     inner = {"intermediate_size": 256} if name == "fp8_per_expert" else {"packed_intermediate": 128}
-    call = template.init(num_tokens=19, num_experts=3, top_k=2, hidden_size=128, fc1_rows=512, **inner, device="cpu")
+    call = template.init(seq_len=19, num_local_experts=3, top_k=2, hidden_size=128, fc1_rows=512, **inner, device="cpu")
     assert cutlass_fused_moe_trace(**call) is template
     out = cutlass_fused_moe(**call)[0]
     assert template.check(text_of(call)(**recorded(call)), out) and 0.1 < out.float().square().mean().sqrt() < 2

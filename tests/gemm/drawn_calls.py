@@ -13,8 +13,9 @@ import flashinfer.gemm
 from ..guard_pages import Draw
 from ..traced_calls import traced
 
-_MNK = {"m": (0, 1, 5, 33), "n": (1, 8, 72), "k": (8, 13, 128)}
+_MNK = {"M": (0, 1, 5, 33), "N": (1, 8, 72), "K": (8, 13, 128)}
 _FP8 = {"m": (1, 5, 33), "n": (128, 256), "k": (128, 256)}
+_BLOCKS = {"M": (1, 5, 33), "N": (128, 256), "K": (128, 256)}
 _GROUPS = {"m": (128, 256), "groups": (1, 2), "n": (128,), "k": (128, 256)}
 
 
@@ -37,8 +38,10 @@ CALLS = {
     "mm_bf16": traced(flashinfer.gemm.mm_bf16, more=_out, **_MNK),
     "bmm_bf16": traced(flashinfer.gemm.bmm_bf16, more=_out, batch_size=(1, 3), **_MNK),
     "bmm_fp8": traced(flashinfer.gemm.bmm_fp8, more=_out, batch_size=(1, 3), **_MNK),
-    "tinygemm_bf16": traced(flashinfer.gemm.tinygemm_bf16, m=(0, 1, 5, 33), n=(16, 48), k=(64, 128)),
-    "fp8_blockscale_gemm_sm90": traced(flashinfer.gemm.fp8_blockscale_gemm_sm90, any_strides=("weight_scale",), **_FP8),
+    "tinygemm_bf16": traced(flashinfer.gemm.tinygemm_bf16, M=(0, 1, 5, 33), N=(16, 48), K=(64, 128)),
+    "fp8_blockscale_gemm_sm90": traced(
+        flashinfer.gemm.fp8_blockscale_gemm_sm90, any_strides=("weight_scale",), **_BLOCKS
+    ),
     "gemm_fp8_nt_groupwise": traced(flashinfer.gemm.gemm_fp8_nt_groupwise, any_strides=("a_scale", "b_scale"), **_FP8),
     "group_gemm_fp8_nt_groupwise": traced(
         flashinfer.gemm.group_gemm_fp8_nt_groupwise,

@@ -12,7 +12,7 @@ from flashinfer._runtime.errors import BackendSupportedError
 from flashinfer.gemm import block_scaled
 
 M, N, K = 5, 24, 64
-SIZES = {"mm_fp4": {"m": M, "n": N, "k_packed": K // 2}, "mm_mxfp8": {"m": M, "n": N, "k": K}}
+SIZES = {"mm_fp4": {"M": M, "N": N, "K": K // 2}, "mm_mxfp8": {"M": M, "N": N, "K": K}}
 
 
 def made(api: str) -> dict[str, torch.Tensor]:

@@ -163,7 +163,8 @@ _ROPE = {"nnz": 5, "num_q_heads": 4, "num_k_heads": 2, "head_dim": 64}
 _STATES = {"seq_len": 3, "num_heads": 2, "head_dim": 64}
 _DELTA = {"total_tokens": 5, "num_q_heads": 1, "num_k_heads": 1, "num_v_heads": 2}
 _VOCAB = {"batch_size": 3, "vocab_size": 128}
-_MNK = {"m": 5, "n": 128, "k": 256}
+_MNK = {"M": 5, "N": 128, "K": 256}
+_GROUPWISE = {"m": 5, "n": 128, "k": 256}
 _GROUPS = {"m": 256, "groups": 2, "n": 128, "k": 256}
 BF16, FP32, E4M3 = ("bfloat16",), ("float32",), ("float8_e4m3fn",)
 
@@ -196,8 +197,8 @@ ROWS = [
     row("gemm.bmm_fp8", "A", FP8, {"batch_size": 2, **_MNK}),
     row("gemm.bmm_fp8", "B", FP8, {"batch_size": 2, **_MNK}),
     row("gemm.fp8_blockscale_gemm_sm90", "input", BF16, _MNK, left_out=E4M3),
-    row("gemm.gemm_fp8_nt_groupwise", "a", FP8, _MNK),
-    row("gemm.gemm_fp8_nt_groupwise", "b", FP8, _MNK),
+    row("gemm.gemm_fp8_nt_groupwise", "a", FP8, _GROUPWISE),
+    row("gemm.gemm_fp8_nt_groupwise", "b", FP8, _GROUPWISE),
     row("gemm.group_gemm_fp8_nt_groupwise", "a", FP8, {"cum_m": 6, "groups": 3, "n": 128, "k": 256}),
     row("gemm.group_deepgemm_fp8_nt_groupwise", "a b", E4M3, _GROUPS),
     row("gemm.batch_deepgemm_fp8_nt_groupwise", "a b", E4M3, _GROUPS),
@@ -263,9 +264,12 @@ Inputs may be views of any memory that the function's docstring allows. These pr
 - **An output must have memory of its own.** An output whose elements share memory (an expanded tensor, rows that lie
   half over each other) is an error, and so is an output that shares memory with an input: `mm_bf16`, `bmm_bf16`,
   `bmm_fp8`, `tinygemm_bf16`, grouped products, attention (`out` and `lse` against queries, keys and values),
-  `concat_mla_k`, `rope_quantize_fp8`, `top_k_page_table_transform`, `moe_permute`, `moe_unpermute`, and the
-  `workspace_buffer` of `cutlass_fused_moe` against its input and output. Addresses are compared. Views of different
-  columns of one buffer, such as q, k and v of one projection, do not share memory.
+  `concat_mla_k`, `rope_quantize_fp8`, `top_k_page_table_transform`, `moe_permute`, `moe_unpermute`,
+  `selective_state_update`, `ssd_combined_fwd`, steps of the delta rule (`output` against `v`), and the
+  `workspace_buffer` of `cutlass_fused_moe` against its input and output. Addresses are compared. Where torch multiplies
+  on CUDA (`mm_bf16`, `bmm_bf16`, `bmm_fp8`), the first call of a shape compares them; later ones, which take the kept
+  choice, look at `out is a` and `out is b` only. Views of different columns of one buffer, such as q, k and v of one
+  projection, do not share memory.
 - **In place is right** where each element is read before its place is written: `out=input` of `rmsnorm`,
   `gemma_rmsnorm` and `swiglu`; `out=input[..., :n]`, the first half of the input, of `silu_and_mul`, `gelu_and_mul` and
   `gelu_tanh_and_mul`; functions named `_inplace` or `_in_place`, and `fused_add_rmsnorm`; `output=input` of
@@ -275,8 +279,9 @@ Inputs may be views of any memory that the function's docstring allows. These pr
 - **The negative bit of torch is not seen.** `x.conj().imag` and `torch._neg_view(x)` are tensors whose memory holds the
   other sign. Asking a tensor takes 0.1 us, as much as all other checks of a call. Functions that copy a view
   (`contiguous()`) give the right result and others refuse the stride of 2 that `imag` has, but not all: those that take
-  any strides (scores `s` of `merge_state` and its relatives, scales of FP8 products), tensors with one column, and a
-  contiguous `torch._neg_view`, are read with the other sign. Call `x.resolve_neg()` before.
+  any strides (scores `s` of `merge_state` and its relatives, scales of FP8 products, `weights` of the indexer, gates
+  and parameters of heads of recurrent layers), tensors with one column, and a contiguous `torch._neg_view`, are read
+  with the other sign. Call `x.resolve_neg()` before.
 - **Lists.** A list where a tensor or a number belongs is an error, also one that contains itself. Tuples and
   dictionaries are not looked at before they are converted: a tuple nested 100,000 deep ends the process.
 """

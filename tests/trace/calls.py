@@ -49,6 +49,14 @@ SIZES_OF: dict[str, dict[str, Any]] = {
     "packed_fused_kda_decode_h12_d128": {"num_tokens": 3, "num_sequences": 3, "num_offsets": 4},
     "recurrent_kda_h12_hv12_k128_v128": {"batch_size": 3, "num_sequences": 3, "seq_len": 1},
 }
+SIZES_OF |= {
+    f"mm_M1_16_K{k}_N{n}{kind}_n{n}_k{k}": {"M": 3}  # of 1 to 16 tokens
+    for k, n, kind in [
+        (6144, 256, ""),
+        (7168, 128, ""),
+        *((7168, n, kind) for n in (256, 384, 896) for kind in ("", "_bf16")),
+    ]
+}
 #: Values of one definition: slots that are no two sequences', numbers of accepted tokens, options. "made": any numbers.
 VALUES_OF: dict[str, dict[str, Any]] = {
     "fused_kda_decode_h12_d128": {"state_indices": [2, 5, 1]},
