@@ -149,11 +149,13 @@ class BatchPrefillWithCausalBidirectionalRangesWrapper(BatchPrefillWithPagedKVCa
             ``"NONE"``.
         head_dim_qk, head_dim_vo, q_data_type, kv_data_type, o_data_type
             Those that the wrapper was made for, which None stands for.
-        custom_mask, packed_custom_mask, prefix_len_ptr, logits_soft_cap, max_sequence_kv
+        custom_mask, packed_custom_mask, prefix_len_ptr, token_pos_in_items_ptr, max_item_len_ptr, logits_soft_cap, \
+        max_sequence_kv
             None.
+        use_fp16_qk_reduction, rope_scale, rope_theta, token_pos_in_items_len
+            Accepted; without a rotation and without items they change nothing.
         qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads, page_size, \
-        use_fp16_qk_reduction, sm_scale, rope_scale, rope_theta, non_blocking, token_pos_in_items_ptr, \
-        token_pos_in_items_len, max_item_len_ptr, seq_lens, seq_lens_q, block_tables, max_token_per_sequence, \
+        sm_scale, non_blocking, seq_lens, seq_lens_q, block_tables, max_token_per_sequence, \
         fixed_split_size, disable_split_kv, uniform_q_len
             As for :meth:`BatchPrefillWithPagedKVCacheWrapper.plan`.
         """
@@ -171,6 +173,8 @@ class BatchPrefillWithCausalBidirectionalRangesWrapper(BatchPrefillWithPagedKVCa
             "custom_mask": custom_mask,
             "packed_custom_mask": packed_custom_mask,
             "prefix_len_ptr": prefix_len_ptr,
+            "token_pos_in_items_ptr": token_pos_in_items_ptr,
+            "max_item_len_ptr": max_item_len_ptr,
             "max_sequence_kv": max_sequence_kv,
         }.items():
             if unused is not None:

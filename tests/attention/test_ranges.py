@@ -87,6 +87,7 @@ def test_no_range_is_causal_attention(device):
 
 
 REFUSED = [
+    ({"token_pos_in_items_ptr": torch.zeros(4)}, ValueError, "token_pos_in_items_ptr must be None"),
     ({"pos_encoding_mode": "ALIBI"}, NotImplementedError, "pos_encoding_mode must be 'NONE'"),
     ({"q_data_type": BF16}, ValueError, "q_data_type must be torch.float16"),
     ({"head_dim_vo": 128}, ValueError, "head_dim_vo must be 64"),
