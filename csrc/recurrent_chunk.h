@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launchers of the chunked delta rules share: tensors to the parameters of recurrent/chunk/params.h, with checks.
+// Parts of the launchers of the chunked delta rules: tensors to parameters of recurrent/chunk/params.h, with checks.
 #pragma once
 #include <flashinfer/recurrent/chunk/params.h>
 

@@ -27,7 +27,7 @@ __all__ = [
     "decode_cp_a2a_workspace_size",
 ]
 
-_SLOT_BYTES = 2 << 20  # of a source and a parity of calls: longer exchanges take several rounds
+_SLOT_BYTES = 2 << 20  # bytes of a slot, one per source and parity of calls; longer exchanges take several rounds
 _MAX_CP = 64
 #: Tables whose rows are workspaces of the merging exchange, by the address of this rank's row.
 _merging: dict[int, tuple[PeerMemory, torch.Tensor]] = {}

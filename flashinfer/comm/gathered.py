@@ -12,7 +12,7 @@ from .._runtime.errors import ArgumentError
 
 __all__ = ["all_gather_matmul", "prepare_all_gather_matmul", "quantized_all_reduce"]
 
-_LARGEST = 448.0  # of float8_e4m3fn
+_LARGEST = 448.0  # the largest float8_e4m3fn
 
 
 def _check_product(op: str, inp: torch.Tensor, w: torch.Tensor, backend: str) -> None:

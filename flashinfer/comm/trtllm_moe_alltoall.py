@@ -185,7 +185,7 @@ def _active(op: str, enable: bool, mask: Optional[torch.Tensor], ep_rank: int, e
 
 @dataclass(frozen=True)
 class _Receive:
-    """Where receive buffers are: payloads of the widest rows first, so that each is aligned without padding."""
+    """Receive buffers in the workspace, the widest payload first, so that each is aligned without padding."""
 
     offsets: torch.Tensor
     views: tuple[torch.Tensor, ...]

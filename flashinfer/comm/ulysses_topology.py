@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether ranks may write into each other's memory: each one probes its GPU, and all draw the same conclusion."""
+"""Decide whether ranks may write into each other's memory: each probes its GPU, and all draw the same conclusion."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class UlyssesBackendDecision:
 
 @dataclass(frozen=True)
 class UlyssesRankTopology:
-    """What one rank knows of its GPU and of those of the others, by their bus."""
+    """Facts that one rank collects about its GPU and those of the others, by their bus."""
 
     rank: int
     hostname: str = ""

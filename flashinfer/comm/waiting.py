@@ -22,7 +22,7 @@ _STAGES = {1: "send its tokens", 2: "show its results"}
 
 
 class Waiting:
-    """How calls of one rank wait on a table, and what became of it."""
+    """Waiting of one rank on a table: the time-out, and the errors of a peer that does not come."""
 
     def __init__(self, table: torch.Tensor, rank: int, seconds: float, max_blocks: int = 0) -> None:
         self._base, self._stride, self.world = table.data_ptr(), table.stride(0), table.shape[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every backend of a layer of experts has: a lifecycle, what it supports, and what a tuned call needs."""
+"""Base class of the backends of a layer of experts: lifecycle, support, and the steps of a tuned call."""
 
 from __future__ import annotations
 

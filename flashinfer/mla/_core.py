@@ -323,7 +323,7 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
 
     @property
     def _planned_backend(self) -> BatchMLAPagedAttentionWrapper:
-        """Where engines look for the int workspace of the plan: published releases have an object for each backend."""
+        """Holder of the plan's int workspace, which engines read here; published releases have one per backend."""
         return self
 
     def _module(self, kv_dtype: torch.dtype) -> Any:

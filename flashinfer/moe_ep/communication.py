@@ -90,7 +90,7 @@ class MoEEpCommParams:
 
 @dataclass(frozen=True)
 class MoEEpDispatchResult:
-    """What a rank received, ``ep_size * tokens_per_rank`` rows; views that hold until the matching combine."""
+    """Rows that a rank received, ``ep_size * tokens_per_rank`` rows; views that hold until the matching combine."""
 
     hidden_states: torch.Tensor
     topk_ids: torch.Tensor
@@ -150,7 +150,7 @@ class MoEEpCommunication(abc.ABC):
         self.bootstrap, self.params = bootstrap, params
         self.ep_rank, self.ep_size = bootstrap.rank, bootstrap.world_size
         self.num_local_experts = params.num_experts // bootstrap.world_size
-        self._rows: Optional[int] = None  # of the dispatch whose combine is due
+        self._rows: Optional[int] = None  # rows of the dispatch whose combine is due
 
     @classmethod
     def is_platform_supported(cls) -> bool:

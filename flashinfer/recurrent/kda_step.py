@@ -32,7 +32,7 @@ _native_convolution = NativeFunction(get_kda_step_module, "kda_convolution")
 _native_norm = NativeFunction(get_kda_step_module, "kda_gated_norm")
 
 _NO_SCALE = math.nan  # the kernels' sign for K ** -0.5
-RECURRENT, PACKED, FUSED, PACKED_FUSED = range(4)  # which function a launcher serves, for its errors
+RECURRENT, PACKED, FUSED, PACKED_FUSED = range(4)  # the function that a launcher serves, for its errors
 LOG_DECAY, SOFTPLUS, BOUNDED = range(3)  # KimiDeltaRule::Gate in rules.h
 
 

@@ -20,7 +20,7 @@ namespace comm {
 /// the CPU a rank writes to its own memory only, and a part is one slot.
 constexpr int64_t HEAD_BYTES = 512;
 
-/// How rows come about before they are pushed: sum over k < count of weight(t, k) * row(t, k), times `factor`, + add[t].
+/// Rows that are pushed: sum over k < count of weight(t, k) * row(t, k), times `factor`, + add[t].
 ///   index null   row(t, k) = input[k][t], weight(t, k) = weights[k][t]                   results of experts, by expert
 ///   else         row(t, k) = input[index[t][k]], nothing below 0; weights [t][k]         results in order of expert
 template <typename T>

@@ -4,7 +4,7 @@
 //             [own rank][slot] of that rank's receive buffer, slots in order of token
 //   combine   every rank reads the rows of its tokens from the memory of those ranks and adds them in fp32, in the order
 //             of the token's experts
-// What a rank shares lies in its row of one table, at the same offsets on all ranks (Offsets); words that peers write are
+// The memory of a rank is its row of one table, at the same offsets on all ranks (Offsets); words that peers write are
 // flags with the number of the exchange. No third flag is needed: a peer overwrites a receive buffer in its next dispatch
 // only, behind the combine flags of all ranks, and rows that are being read only behind all ranks' next dispatch flags. So
 // both calls wait for the flags of ALL ranks, of those without tokens for this one too.
@@ -90,7 +90,7 @@ struct ExchangeTable {
   FLASHINFER_HD T* At(int r, Meta what) const {
     return reinterpret_cast<T*>(Of(r) + meta[what]);
   }
-  /// What rank `source` asked rank `r` for in a call. Two calls have room: where ranks disagree, one that raises may enter
+  /// Request of rank `source` to rank `r` in a call. Two calls have room: where ranks disagree, one that raises may enter
   /// the next call before another has compared.
   FLASHINFER_HD ExchangeRequest* Request(int r, int source, uint32_t call) const {
     return At<ExchangeRequest>(r, kRequests) + (call & 1) * world + source;
