@@ -88,7 +88,10 @@ def attach_fi_trace(func: Callable[..., Any], template: Template) -> Callable[..
     init = getattr(template, "init", None)
     if init is not None:
         target.fi_init = init
-    traced_functions[api_name(func)] = func
+    name = api_name(func)
+    if traced_functions.get(name, func).__module__ != func.__module__:
+        raise ArgumentError(f"{name}: names of APIs must differ, got one in {func.__module__} too")
+    traced_functions[name] = func
     return func
 
 
@@ -237,10 +240,22 @@ _PUBLISHED_MODULES = {
         "gemm.fp8": "gemm.gemm_base",
         "gemm.gemm_base": "gemm.gemm_base",
         "gemm.routergemm": "gemm.routergemm",
+        "indexer.schedule": "attn_scores",
+        "indexer.scores": "attn_scores",
         "mla._core": "mla._core",
         "quantization.fp4_quantization": "quantization.fp4_quantization",
         "quantization.fp8_quantization": "quantization.fp8_quantization",
         "quantization.nvfp4_kv": "quantization.fp4_quantization",
+        "recurrent.gdn_bf16_state": "gdn_kernels.gdn_decode_bf16_state",
+        "recurrent.gdn_prefill": "gdn_prefill",
+        "recurrent.gdn_ring": "gdn_kernels.gdn_decode_bf16_wy_ucache",
+        "recurrent.gdn_step": "gdn_decode",
+        "recurrent.kda": "kda",
+        "recurrent.kda_prefill": "kda",
+        "recurrent.kda_step": "kda_decode",
+        "recurrent.mamba_chunk": "mamba.ssd_combined",
+        "recurrent.mamba_replay": "mamba.checkpointing_ssu",
+        "recurrent.mamba_update": "mamba.selective_state_update",
         "topk_varlen.topk_varlen": "topk_varlen.topk_varlen",
     }.items()
 }

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from flashinfer._runtime.errors import ArgumentError
-from flashinfer.fi_trace import attach_fi_trace, build_fi_trace_fn, fi_trace, register_fi_trace, traced_functions
+from flashinfer.fi_trace import (
+    api_name,
+    attach_fi_trace,
+    build_fi_trace_fn,
+    fi_trace,
+    register_fi_trace,
+    traced_functions,
+)
 from flashinfer.trace import Const, Scalar, Tensor, TraceDispatch, TraceTemplate, Var, default_check
 from flashinfer.trace.definition import axis_values, definition, definition_name
 from flashinfer.trace.template import by_rank
@@ -107,6 +114,16 @@ def test_attached_functions_are_listed():
     assert traced_functions[f"{__name__}.add"] is add
     assert add._trace_template is ADD
     assert not hasattr(add, "fi_init")
+
+
+def test_functions_of_two_modules_have_two_names(monkeypatch):
+    def other(a, b): ...
+
+    monkeypatch.setattr(other, "__module__", "flashinfer.recurrent.gdn_step")
+    monkeypatch.setattr(other, "__qualname__", "gated_delta_rule_mtp")
+    monkeypatch.setitem(traced_functions, api_name(other), add)
+    with pytest.raises(ArgumentError, match=r"gdn_decode.gated_delta_rule_mtp: names of APIs must differ, got one in"):
+        attach_fi_trace(other, ADD)
 
 
 def test_function_without_template():
