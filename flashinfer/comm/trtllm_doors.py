@@ -80,10 +80,10 @@ def trtllm_destroy_ipc_workspace_for_all_reduce_fusion(
     _warn("trtllm_destroy_ipc_workspace_for_all_reduce_fusion")
     flags = tuple(workspace[1])
     for key, (made, *_) in list(_spaces.items()):
-        if made._memory.ptrs == flags:
+        # Ranks of one process have the same addresses, and each gives one back: the thread that takes an entry owns it.
+        if made._memory.ptrs == flags and _spaces.pop(key, None) is not None:
             made.destroy()
-            _spaces.pop(key, None)
-            return  # ranks of one process have the same addresses, and each gives its own back
+            return
 
 
 trtllm_destroy_ipc_workspace_for_all_reduce = trtllm_destroy_ipc_workspace_for_all_reduce_fusion
