@@ -10,11 +10,11 @@ import torch
 from .._runtime.errors import ArgumentError
 from ..api_logging import flashinfer_api
 from ..trace.templates.comm import decode_cp_a2a_alltoall_trace, decode_cp_a2a_lse_reduce_trace
+from .alltoall_table import get_alltoall_module
 from .comm_backend import TorchDistBackend
 from .mapping import Mapping
 from .mnnvl import MnnvlConfig, MnnvlMemory, round_up
 from .peer_memory import PeerMemory, create_peer_memory
-from .trtllm_moe_alltoall import _get_alltoall_module
 from .waiting import waiting_for
 
 __all__ = [
@@ -101,7 +101,7 @@ def _exchange(
     per_row = o.shape[2] * 2 + stats.shape[2] * 4
     slot = (table.shape[1] - _head_bytes(world)) // (2 * world) // 16 * 16
     step = max(slot // max(per_row, 1), 1)
-    module, waiting = _get_alltoall_module(table.device.type), waiting_for(table, cp_rank)
+    module, waiting = get_alltoall_module(table.device.type), waiting_for(table, cp_rank)
     for begin in range(0, rows, step):
         end = min(begin + step, rows)
 
