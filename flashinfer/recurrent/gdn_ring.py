@@ -180,7 +180,7 @@ def gated_delta_rule_mtp_ucache(
     intermediate_states_buffer: Optional[torch.Tensor] = None,
     accepted_steps: Optional[torch.Tensor] = None,
     ssm_state_indices: Optional[torch.Tensor] = None,
-    disable_state_update: bool = True,
+    disable_state_update: bool = False,
     use_qk_l2norm_in_kernel: bool = True,
     scale: Optional[float] = None,
     output: Optional[torch.Tensor] = None,
@@ -190,11 +190,12 @@ def gated_delta_rule_mtp_ucache(
     u_cache: Optional[torch.Tensor] = None,
     g_cache: Optional[torch.Tensor] = None,
     hist_len: Optional[torch.Tensor] = None,
+    use_pdl: bool = False,
 ) -> torch.Tensor:
     r"""Several bfloat16 tokens after a flat ring of 16 rows, of which the first ``hist_len`` are live.
 
-    No state is written. The tokens are appended after the live rows. Arguments as in
-    :func:`gated_delta_rule_mtp_ucache_flush`.
+    No state is written, whatever ``disable_state_update`` is. The tokens are appended after the live rows. Arguments as
+    in :func:`gated_delta_rule_mtp_ucache_flush`; ``use_pdl`` is its ``pdl_trigger``.
     """
     op = "gated_delta_rule_mtp_ucache"
     _refuse(

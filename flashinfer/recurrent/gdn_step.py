@@ -130,7 +130,7 @@ def _run_replay(
 
 @register_custom_op("flashinfer::gdn_decode_k_major", mutates_args=("out", "state"))
 @called("gated_delta_rule_decode")
-def _run_k_major(
+def run_k_major(
     out: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -364,10 +364,10 @@ def gated_delta_rule_decode(
         scale = _NO_SCALE
     if isinstance(state, torch.Tensor) and not state.is_contiguous():
         dense = state.contiguous()
-        _run_k_major(output, q, k, v, dense, A_log, a, dt_bias, b, scale, use_qk_l2norm)
+        run_k_major(output, q, k, v, dense, A_log, a, dt_bias, b, scale, use_qk_l2norm)
         state.copy_(dense)
     else:
-        _run_k_major(output, q, k, v, state, A_log, a, dt_bias, b, scale, use_qk_l2norm)
+        run_k_major(output, q, k, v, state, A_log, a, dt_bias, b, scale, use_qk_l2norm)
     return output, state
 
 

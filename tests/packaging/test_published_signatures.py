@@ -24,14 +24,6 @@ DIFFERENT = {
 }
 WAITING = {
     "flashinfer.aot.gen_all_modules",
-    *(
-        f"flashinfer.gdn_kernels.{name}"
-        for name in (
-            "gated_delta_rule_bf16state_cooprow", "gated_delta_rule_bf16state_cooprow_mtp", "run_pretranspose_decode",
-            "run_nontranspose_decode", "run_mtp_decode", "get_tile_v_mtp", "get_vec_size_mtp", "get_mtp_config",
-            "chunk_gated_delta_rule_sm90", "cp_delta_rule_dsl_sm90", "gated_delta_rule_mtp_ucache",
-        )
-    ),
     "flashinfer.jit.get_act_and_mul_cu_str",
     "flashinfer.jit.JitSpecCuteDsl",
     *(
