@@ -16,8 +16,16 @@ from . import cpp_ext as cpp_ext
 from . import env as env
 from . import utils as utils
 from .activation import gen_act_and_mul_module as gen_act_and_mul_module
+from .activation import get_act_and_mul_cu_str as get_act_and_mul_cu_str
 from .attention import *
 from .cascade import gen_cascade_module as gen_cascade_module
+from .comm import gen_comm_alltoall_module as gen_comm_alltoall_module
+from .comm import gen_dcp_alltoall_module as gen_dcp_alltoall_module
+from .comm import gen_moe_alltoall_module as gen_moe_alltoall_module
+from .comm import gen_pcie_ipc_comm_module as gen_pcie_ipc_comm_module
+from .comm import gen_trtllm_comm_module as gen_trtllm_comm_module
+from .comm import gen_trtllm_mnnvl_comm_module as gen_trtllm_mnnvl_comm_module
+from .comm import gen_vllm_comm_module as gen_vllm_comm_module
 from .context import current_compilation_context as current_compilation_context
 from .core import JitSpec as JitSpec
 from .core import JitSpecNvcc as JitSpecNvcc
@@ -29,6 +37,7 @@ from .core import clear_cache_dir as clear_cache_dir
 from .core import gen_jit_spec as gen_jit_spec
 from .core import jit_spec_registry as jit_spec_registry
 from .cubin_loader import setup_cubin_loader as setup_cubin_loader
+from .cute_dsl import JitSpecCuteDsl as JitSpecCuteDsl
 from .define_variant import define_variant as define_variant
 from .fused_moe import gen_bgmv_moe_module as gen_bgmv_moe_module
 from .fused_moe import gen_dsv3_fused_routing_module as gen_dsv3_fused_routing_module

@@ -11,7 +11,8 @@
 
 namespace flashinfer {
 
-enum class Activation : int { kSilu, kGelu, kGeluTanh, kSigmoid };
+/// kCustom has no formula here: sources of get_act_and_mul_cu_str specialise activation::Activate for it.
+enum class Activation : int { kSilu, kGelu, kGeluTanh, kSigmoid, kCustom };
 
 /// Rows of contiguous columns. `out` may be `gate` or `up`: each element is read before it is written.
 template <typename T>

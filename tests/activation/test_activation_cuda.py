@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flashinfer.activation import gelu_and_mul, silu_and_mul, swiglu
+from flashinfer.jit import gen_jit_spec, get_act_and_mul_cu_str
 from flashinfer.testing import assert_close
 from flashinfer.trace.templates.activation import gelu_and_mul_trace, silu_and_mul_trace, swiglu_trace
 
@@ -74,3 +75,16 @@ def test_swiglu_of_more_than_2_31_elements():
     x = torch.ones(2**31 + 11, device="cuda", dtype=torch.float16)
     x[-20:] = randn(20, dtype=torch.float16)
     assert_close(swiglu(x, x)[-20:], swiglu_trace.reference(x[-20:], x[-20:]))
+
+
+def test_an_activation_of_the_user(tmp_path):
+    """Check the module of a source of get_act_and_mul_cu_str; the name of its function is one of ours."""
+    definition = "__device__ __forceinline__ float silu(const float& x) { return x > 0.f ? x * x : 0.f; }"
+    (tmp_path / "own.cu").write_text(get_act_and_mul_cu_str("silu", definition))
+    module = gen_jit_spec("own_activation", [tmp_path / "own.cu"]).build_and_load()
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        x = randn(33, 2 * 200, dtype=dtype)
+        out = torch.empty(33, 200, device="cuda", dtype=dtype)
+        module.silu_and_mul(out, x, False)
+        gate, up = x.double().chunk(2, dim=-1)
+        assert_close(out, (gate.relu() ** 2 * up).to(dtype))
