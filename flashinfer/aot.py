@@ -20,7 +20,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Optional, Sequence, Union
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
 import torch
 
@@ -74,6 +74,10 @@ FAMILIES = (
     "api_log_stats",
 )
 _ATTENTION = ("decode", "prefill", "mla")
+#: Families that a published option adds; ``add_misc`` adds those that no option names.
+_ADDED_BY = {"add_act": ("activation",), "add_comm": ("comm",), "add_moe": ("gemm", "fused_moe")}
+_MISC = tuple(f for f in FAMILIES if f not in itertools.chain(_ATTENTION, *_ADDED_BY.values()))
+_XQA_PAGES, _XQA_HEAD_DIMS, _XQA_GROUPS = (16, 32, 64, 128), (64, 128, 256), (1, 2, 4, 8)
 
 logger = logging.getLogger("flashinfer.jit")
 
@@ -89,9 +93,13 @@ def gen_family_modules(family: str, backend: str = "cuda") -> Iterator[JitSpec]:
     return globals()[f"gen_{family}_modules"](backend)
 
 
-def gen_all_modules(families: Iterable[str] = FAMILIES) -> list[JitSpec]:
+def gen_default_modules(families: Iterable[str] = FAMILIES) -> list[JitSpec]:
     """Return every module that AOT pre-builds, each once."""
-    return list({spec.name: spec for family in families for spec in gen_family_modules(family)}.values())
+    return _each_once(spec for family in families for spec in gen_family_modules(family))
+
+
+def _each_once(specs: Iterable[JitSpec]) -> list[JitSpec]:
+    return list({spec.name: spec for spec in specs}.values())
 
 
 def gen_attention_modules(
@@ -199,6 +207,57 @@ def gen_xqa(
     yield from found.values()
 
 
+def gen_all_modules(
+    f16_dtype_: Sequence[torch.dtype],
+    f8_dtype_: Sequence[torch.dtype],
+    fa2_head_dim_: Sequence[tuple[int, int]],
+    fa3_head_dim_: Sequence[tuple[int, int]],
+    use_sliding_window_: Sequence[bool],
+    use_logits_soft_cap_: Sequence[bool],
+    sm_capabilities: Mapping[str, bool],
+    add_comm: bool,
+    add_gemma: bool,
+    add_oai_oss: bool,
+    add_moe: bool,
+    add_act: bool,
+    add_misc: bool,
+    add_xqa: bool,
+) -> list[JitSpec]:
+    """Return the modules that published options name, each once, as :func:`get_default_config` spells the options.
+
+    Parameters
+    ----------
+    f16_dtype_, f8_dtype_, fa2_head_dim_, fa3_head_dim_, use_sliding_window_, use_logits_soft_cap_, add_gemma, add_oai_oss
+        Kinds of attention modules, as in :func:`gen_attention`; those of MLA come with any of them.
+    sm_capabilities : Mapping[str, bool]
+        As :func:`detect_sm_capabilities` returns it. Modules for architectures that it does not have are left out.
+    add_comm, add_moe, add_act, add_misc, add_xqa : bool
+        Communication; products and experts; activations; all other families; ``xqa``.
+    """
+    sm90, sm100, sm120, sm121 = (sm_capabilities.get(f"sm{each}", False) for each in (90, 100, 120, 121))
+    dims, windows = (fa2_head_dim_, fa3_head_dim_), use_sliding_window_
+    kinds = (f16_dtype_, f8_dtype_, *dims, windows, use_logits_soft_cap_, sm90, sm100, add_gemma, add_oai_oss)
+    found = [*gen_attention(*kinds)]
+    found += gen_mla_modules() if found else []
+    if add_xqa:
+        is_fp8 = [False, *(dtype == torch.float8_e4m3fn for dtype in f8_dtype_)]
+        sizes = (_XQA_PAGES, _XQA_HEAD_DIMS, _XQA_GROUPS)
+        found += gen_xqa(f16_dtype_, is_fp8, *sizes, windows, sm90, sm100, sm120, sm121)
+    found += gen_default_modules(_families_of(add_act=add_act, add_comm=add_comm, add_moe=add_moe, add_misc=add_misc))
+    majors = {int(name.removeprefix("sm")) // 10 for name, is_there in sm_capabilities.items() if is_there}
+    return _each_once(
+        spec
+        for spec in found
+        if spec.supported_major_versions is None or not majors.isdisjoint(spec.supported_major_versions)
+    )
+
+
+def _families_of(add_misc: bool, **added: bool) -> list[str]:
+    """Return the families besides attention that options add, in the order of FAMILIES."""
+    chosen = {family for option, is_added in added.items() if is_added for family in _ADDED_BY[option]}
+    return [family for family in FAMILIES if family in chosen or (add_misc and family in _MISC)]
+
+
 def get_default_config() -> dict[str, Any]:
     """Return the kinds of attention modules that published builds have, by the names of their options."""
     return {
@@ -227,7 +286,7 @@ def detect_sm_capabilities() -> dict[str, bool]:
 
 def register_default_modules() -> int:
     """Register the default modules with ``jit_spec_registry``; return their number."""
-    return len(gen_all_modules())
+    return len(gen_default_modules())
 
 
 def _place(spec: JitSpec, library: str) -> Path:
@@ -366,11 +425,8 @@ def parse_dtype(text: str) -> torch.dtype:
 
 def _config_of(args: argparse.Namespace) -> dict[str, Any]:
     """Select what to build: every family by default; the attention options replace the default attention modules."""
-    families = [
-        family
-        for family in args.family or FAMILIES
-        if (args.add_act or family != "activation") and (args.add_misc or family in ("activation", *_ATTENTION))
-    ]
+    added = _families_of(add_misc=args.add_misc, add_act=args.add_act, add_comm=args.add_comm, add_moe=args.add_moe)
+    families = [family for family in args.family or FAMILIES if family in (*_ATTENTION, *added)]
     options = {
         "head_dims": args.fa2_head_dim,
         "f16_dtypes": args.f16_dtype,
@@ -400,7 +456,9 @@ def _parser() -> argparse.ArgumentParser:
     targets = "CPU targets: x86-64-v2, x86-64-v3, x86-64-v4, native"
     parser.add_argument("--cpu-target", action="extend", nargs="+", metavar="TARGET", help=targets)
     parser.add_argument("--add-act", default=True, help="activations (default true)", **switch)
-    parser.add_argument("--add-misc", default=True, help="all but activations and attention (true)", **switch)
+    parser.add_argument("--add-comm", default=True, help="communication between GPUs (true)", **switch)
+    parser.add_argument("--add-moe", default=True, help="matrix products and experts (true)", **switch)
+    parser.add_argument("--add-misc", default=True, help="every other family but attention (true)", **switch)
     parser.add_argument("-v", "--verbose", action="store_true", help="show the commands")
     attention = parser.add_argument_group("attention", "instead of the default modules, one for each combination of")
     head_dims: dict[str, Any] = {"type": parse_head_dim, "metavar": "QK,VO", "nargs": "+"}
@@ -408,7 +466,7 @@ def _parser() -> argparse.ArgumentParser:
     attention.add_argument("--f16-dtype", help="dtypes of queries, such as bfloat16", **dtypes)
     attention.add_argument("--f8-dtype", help="dtypes of caches besides that of queries", **dtypes)
     attention.add_argument("--use-logits-soft-cap", nargs="+", help="false, true or both", **switch)
-    for name in ("fa3-head-dim", "use-sliding-window", "add-comm", "add-gemma", "add-oai-oss", "add-moe", "add-xqa"):
+    for name in ("fa3-head-dim", "use-sliding-window", "add-gemma", "add-oai-oss", "add-xqa"):
         # Options that published build scripts pass. No module here depends on them.
         parser.add_argument(f"--{name}", nargs="+", help=argparse.SUPPRESS)
     return parser

@@ -500,9 +500,9 @@ def test_options_about_attention(monkeypatch):
     words = (
         "--fa2-head-dim 64,64 192,128 --f16-dtype bfloat16 --f8-dtype float8_e4m3fn --use-logits-soft-cap false true"
     )
-    aot.main([*words.split(), "--add-misc", "false", "--add-comm", "true"])
+    aot.main([*words.split(), "--add-misc", "false", "--add-comm", "true", "--add-moe", "false"])
     assert configs[0] == {"families": list(aot.FAMILIES)}
-    assert configs[1]["families"] == ["activation"]
+    assert configs[1]["families"] == ["activation", "comm"]
     names = [spec.name for spec in aot.gen_attention_modules(**configs[1]["attention"])]
     assert len(names) == len(set(names)) == 2 * 2 * 2 * (4 + 2)  # 9.0a adds two modules to each cache
     assert sum("head_dim_qk_192_head_dim_vo_128" in name for name in names) == 24
@@ -525,7 +525,29 @@ def test_families_and_their_generators(toolkit):
         names = [spec.name for spec in getattr(aot, f"gen_{family}_modules")()]
         assert names
         assert len(set(names)) == len(names)
-    assert aot.register_default_modules() == len(aot.gen_all_modules())
+    assert aot.register_default_modules() == len(aot.gen_default_modules())
+
+
+def test_all_modules_by_published_options(monkeypatch):
+    """Check what each option adds, and that modules for absent architectures are left out."""
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+    none = {option: False for option in aot.get_default_config() if option.startswith("add_")}
+    attention = ([torch.bfloat16], [], [(128, 128)], [(128, 128)], [False], [False])
+    has = aot.detect_sm_capabilities()
+
+    def names(kinds=([],) * 6, capabilities=has, **added) -> set[str]:
+        return {spec.name for spec in aot.gen_all_modules(*kinds, capabilities, **{**none, **added})}
+
+    assert names() == set()
+    assert names(add_comm=True) == {"allreduce", "alltoall"} and names(add_act=True) == {"activation"}
+    assert {"norm", "rope", "sampling"} <= names(add_misc=True)
+    families = [names(**{option: True}) for option in ("add_comm", "add_act", "add_moe", "add_misc")]
+    assert sum(map(len, families)) == len(set().union(*families)), "no module belongs to two options"
+    rest = set(aot.FAMILIES) - {"decode", "prefill", "mla"}
+    assert set().union(*families) == {spec.name for spec in aot.gen_default_modules(rest)}
+    with_hopper, without = names(attention), names(attention, {"sm80": True})
+    assert without < with_hopper and all("_fa3" in name for name in with_hopper - without)
+    assert with_hopper < names(attention, add_xqa=True)
 
 
 def test_published_names_of_generators(monkeypatch):
