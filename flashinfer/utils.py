@@ -66,6 +66,7 @@ from ._runtime.integer_math import next_positive_power_of_2 as _ceil_pow2  # noq
 from ._runtime.integer_math import next_positive_power_of_2 as next_positive_power_of_2
 from ._runtime.integer_math import round_up as round_up
 from ._runtime.log import LogLevel as LogLevel
+from ._runtime.log import get_logging_module as get_logging_module
 from ._runtime.log import set_log_level as set_log_level
 from ._runtime.probes import probes as _probes
 from ._runtime.requirements import backend_requirement as backend_requirement

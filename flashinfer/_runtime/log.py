@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import logging
 import sys
 from typing import Optional, TextIO
@@ -12,7 +13,7 @@ from typing import Optional, TextIO
 from .errors import ArgumentError
 from .knobs import knobs
 
-__all__ = ["LogLevel", "configure_jit_log", "is_terminal", "say", "set_log_level"]
+__all__ = ["LogLevel", "configure_jit_log", "get_logging_module", "is_terminal", "say", "set_log_level"]
 
 
 class LogLevel(enum.Enum):
@@ -42,6 +43,26 @@ def set_log_level(lvl_str: str) -> None:
         names = ", ".join(level.name.lower() for level in LogLevel)
         raise ArgumentError(f"set_log_level: lvl_str must be one of {names}, got {lvl_str!r}") from None
     logging.getLogger("flashinfer").setLevel(_PYTHON_LEVEL[level])
+
+
+class _LoggingModule:
+    """What published programs call on the native logger: native code here reports through Python."""
+
+    @staticmethod
+    def set_log_level(level: int) -> None:
+        """Set the level of the logger ``flashinfer`` by the number of a :class:`LogLevel`."""
+        try:
+            chosen = LogLevel(level)
+        except ValueError:
+            numbers = ", ".join(f"{each.value} ({each.name.lower()})" for each in LogLevel)
+            raise ArgumentError(f"set_log_level: level must be one of {numbers}, got {level!r}") from None
+        set_log_level(chosen.name)
+
+
+@functools.cache
+def get_logging_module() -> _LoggingModule:
+    """Return the object whose ``set_log_level(number)`` sets the level of the messages of this package."""
+    return _LoggingModule()
 
 
 def say(text: str, end: str = "\n", stream: Optional[TextIO] = None) -> None:

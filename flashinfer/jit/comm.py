@@ -8,7 +8,19 @@ from typing import Iterator
 from .codegen import stage
 from .core import JitSpec
 
-__all__ = ["gen_allreduce_module", "gen_alltoall_module", "gen_comm_modules"]
+__all__ = [
+    "gen_allreduce_module",
+    "gen_alltoall_module",
+    "gen_comm_alltoall_module",
+    "gen_comm_modules",
+    "gen_dcp_alltoall_module",
+    "gen_moe_alltoall_module",
+    "gen_pcie_ipc_comm_debug_module",
+    "gen_pcie_ipc_comm_module",
+    "gen_trtllm_comm_module",
+    "gen_trtllm_mnnvl_comm_module",
+    "gen_vllm_comm_module",
+]
 
 
 def gen_allreduce_module(backend: str = "cuda") -> JitSpec:
@@ -27,3 +39,47 @@ def gen_comm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     yield gen_allreduce_module(backend)
     yield gen_alltoall_module(backend)
+
+
+# The published names. Published packages have a module for each protocol; here one module has all reductions, and one
+# all exchanges, which differ in how the ranks reach the memory of each other: that is the business of the workspace.
+
+
+def gen_trtllm_comm_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of the fused all-reduce over memory that processes of a node share."""
+    return gen_allreduce_module(backend)
+
+
+def gen_trtllm_mnnvl_comm_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of the fused all-reduce over multicast memory."""
+    return gen_allreduce_module(backend)
+
+
+def gen_vllm_comm_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of the all-reduce without a fused operation."""
+    return gen_allreduce_module(backend)
+
+
+def gen_pcie_ipc_comm_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of the all-reduce between GPUs without NVLink: peers read memory the same way there."""
+    return gen_allreduce_module(backend)
+
+
+def gen_pcie_ipc_comm_debug_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of :func:`gen_pcie_ipc_comm_module`, which has no other form for debugging."""
+    return gen_allreduce_module(backend)
+
+
+def gen_comm_alltoall_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of the exchange of tokens over memory of several nodes."""
+    return gen_alltoall_module(backend)
+
+
+def gen_moe_alltoall_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of the exchange of tokens between the ranks of expert-parallel layers."""
+    return gen_alltoall_module(backend)
+
+
+def gen_dcp_alltoall_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of the exchange of partial attention outputs between ranks of a decode."""
+    return gen_alltoall_module(backend)

@@ -403,11 +403,39 @@ def embedding(symbol: str, path: Path) -> list[str]:
 # The pieces of the flags that published programs put together themselves.
 
 
+def parse_env_flags(env_var_name: str) -> list[str]:
+    """Return the words of an environment variable, split as a shell does; at blanks, with a warning, if that fails."""
+    text = os.environ.get(env_var_name, "")
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        say(f"{env_var_name}: {error} in {text!r}; it is split at blanks")
+        return text.split()
+
+
+def join_multiline(vs: Sequence[str]) -> str:
+    """Join words to a value of a ninja file, a line for each."""
+    return " $\n    ".join(vs)
+
+
+def get_cccl_includes() -> list[str]:
+    """Return the folder of Thrust, CUB and libcu++ that nvcc adds itself and a host compiler does not; none before 13."""
+    folder = Path(get_cuda_path()) / "include" / "cccl"
+    return [str(folder)] if folder.is_dir() else []
+
+
+def get_system_includes(cuda_home: str) -> list[str]:
+    """Return the folders of headers that are not those of this package: TVM-FFI, the toolkit and its C++ libraries."""
+    include, _ = tvm_ffi_paths()
+    toolkit = Path(cuda_home, "include")
+    return [str(include), str(toolkit), *(str(folder) for folder in (toolkit / "cccl",) if folder.is_dir())]
+
+
 def build_common_cflags(cuda_home: str, extra_include_dirs: Optional[Sequence[Union[str, Path]]] = None) -> list[str]:
     """Return the include flags that host compiler and nvcc share."""
-    include, _ = tvm_ffi_paths()
     own = [jit_env.FLASHINFER_INCLUDE_DIR, jit_env.FLASHINFER_CSRC_DIR, *(extra_include_dirs or [])]
-    return [*(f"-I{folder}" for folder in own), "-isystem", str(include), "-isystem", f"{cuda_home}/include"]
+    system = (word for folder in get_system_includes(cuda_home) for word in ("-isystem", folder))
+    return [*(f"-I{folder}" for folder in own), *system]
 
 
 def build_cflags(common_cflags: Sequence[str], extra_cflags: Optional[Sequence[str]] = None) -> list[str]:

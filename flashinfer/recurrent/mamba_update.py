@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import torch
 
@@ -16,7 +16,7 @@ from ..api_logging import flashinfer_api
 from ..jit.recurrent.mamba import gen_ssu_module
 from ..trace.templates.recurrent_mamba import selective_state_update_trace
 
-__all__ = ["cake_selective_state_update", "selective_state_update"]
+__all__ = ["cake_selective_state_update", "get_selective_state_update_module", "selective_state_update"]
 
 _OP = "selective_state_update"
 _ALGORITHMS = ("auto", "simple", "vertical", "horizontal", "async_horizontal")
@@ -34,6 +34,41 @@ class _Natives(dict[tuple[bool, torch.dtype, torch.dtype], Callable[..., Any]]):
         module = gen_ssu_module(state, tokens, "cuda" if is_cuda else "cpu").build_and_load()
         self[key] = getattr(module, self._name)
         return self[key]
+
+
+def get_selective_state_update_module(
+    device: Union[torch.device, str, int],
+    state_dtype: torch.dtype,
+    input_dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    matrixA_dtype: torch.dtype,
+    stateIndex_dtype: Optional[torch.dtype],
+    dim: int,
+    dstate: int,
+    ntokens_mtp: int,
+    cu_seqlens_dtype: Optional[torch.dtype],
+    num_accepted_tokens_dtype: Optional[torch.dtype],
+    state_scale_dtype: Optional[torch.dtype] = None,
+    philox_rounds: int = 0,
+) -> Any:
+    """Return the loaded module that serves calls of these kinds on a device; it is built on first use.
+
+    A module is of a dtype of states and one of tokens; the launcher dispatches on everything else. ``philox_rounds`` is
+    an argument of its function, and so is what decides about indices, lengths and scales.
+    """
+    for name, dtype, known in (
+        ("weight_dtype", weight_dtype, (torch.float32, torch.bfloat16, torch.float16)),
+        ("matrixA_dtype", matrixA_dtype, (torch.float32,)),
+        ("stateIndex_dtype", stateIndex_dtype, (None, torch.int32, torch.int64)),
+        ("cu_seqlens_dtype", cu_seqlens_dtype, (None, torch.int32, torch.int64)),
+        ("num_accepted_tokens_dtype", num_accepted_tokens_dtype, (None, torch.int32, torch.int64)),
+        ("state_scale_dtype", state_scale_dtype, (None, torch.float32)),
+    ):
+        if dtype not in known:
+            kinds = ", ".join(str(each).removeprefix("torch.") for each in known)
+            raise ArgumentError(f"get_selective_state_update_module: {name} must be one of {kinds}, got {dtype}")
+    backend = "cpu" if torch.device(device).type == "cpu" else "cuda"
+    return gen_ssu_module(state_dtype, input_dtype, backend).build_and_load()
 
 
 _native = _Natives("selective_state_update")

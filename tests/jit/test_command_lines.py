@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -406,3 +407,34 @@ def test_pieces_of_the_flags(toolkit):
     assert isinstance(cpp_ext.host_compiler_is_gcc(), bool)
     assert core.get_tmpdir().is_dir()
     core.FlashInferJITLogger().info_once("%s", "said")
+
+
+def test_words_of_a_variable(monkeypatch, capfd):
+    monkeypatch.setenv("OWN_FLAGS", "-DA='x y' -DB")
+    assert cpp_ext.parse_env_flags("OWN_FLAGS") == ["-DA=x y", "-DB"]
+    assert cpp_ext.parse_env_flags("OWN_FLAGS_THAT_NOBODY_SET") == []
+    monkeypatch.setenv("OWN_FLAGS", "-DA='x -DB")
+    assert cpp_ext.parse_env_flags("OWN_FLAGS") == ["-DA='x", "-DB"]
+    assert "OWN_FLAGS: No closing quotation" in capfd.readouterr().err
+
+
+def test_folders_of_headers(tmp_path, monkeypatch):
+    (tmp_path / "include/cccl").mkdir(parents=True)
+    monkeypatch.setattr(cpp_ext, "get_cuda_path", lambda: str(tmp_path))
+    cccl = str(tmp_path / "include/cccl")
+    assert cpp_ext.get_cccl_includes() == [cccl]
+    system = cpp_ext.get_system_includes(str(tmp_path))
+    assert system[-2:] == [str(tmp_path / "include"), cccl] and (Path(system[0]) / "tvm").is_dir()
+    assert cpp_ext.build_common_cflags(str(tmp_path))[-1] == cccl
+    (tmp_path / "include/cccl").rmdir()
+    assert cpp_ext.get_cccl_includes() == [] and cccl not in cpp_ext.get_system_includes(str(tmp_path))
+
+
+def test_values_of_several_lines(tmp_path):
+    """Check that ninja reads the value of several lines as one."""
+    (tmp_path / "build.ninja").write_text(
+        f"words = {cpp_ext.join_multiline(['a', 'b', 'c'])}\n"
+        "rule r\n  command = echo $words > $out\nbuild out: r\ndefault out\n"
+    )
+    cpp_ext.run_ninja(tmp_path, tmp_path / "build.ninja", False)
+    assert (tmp_path / "out").read_text().split() == ["a", "b", "c"]

@@ -39,6 +39,18 @@ def test_generators_have_modules_of_their_own(name):
 
 
 @pytest.mark.parametrize(
+    "protocol, module",
+    [
+        *((name, "allreduce") for name in ("trtllm_comm", "trtllm_mnnvl_comm", "vllm_comm", "pcie_ipc_comm")),
+        *((name, "alltoall") for name in ("comm_alltoall", "moe_alltoall", "dcp_alltoall")),
+    ],
+)
+def test_protocols_of_communication_share_modules(protocol, module):
+    generate = getattr(flashinfer.jit, f"gen_{protocol}_module")
+    assert generate.__module__ == "flashinfer.jit.comm" and generate("cpu").name == f"{module}_cpu"
+
+
+@pytest.mark.parametrize(
     "path",
     [
         "jit.cute_dsl_core.build_and_load_cute_dsl_kernel",

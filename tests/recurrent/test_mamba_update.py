@@ -8,7 +8,9 @@ import math
 import pytest
 import torch
 
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.mamba import cake_selective_state_update, selective_state_update
+from flashinfer.mamba.selective_state_update import get_selective_state_update_module
 from flashinfer.trace.templates.recurrent_mamba import selective_state_update_trace
 
 from ..graphs import capture
@@ -378,3 +380,18 @@ def test_dt_expanded_from_a_projection(device):
     wide = torch.randn(3, 50, device=device).to(BF16)
     given["dt"] = tied(wide[:, 20:24], 64)
     check(given)
+
+
+def test_module_of_a_kind_of_call(device):
+    """Check that the published function loads the module that a call of these dtypes uses."""
+    kinds = (device, F32, BF16, F32, F32, torch.int32, 64, 128, 1, None, None)
+    given = arguments(device, state_dtype=F32)
+    expected = given["state"].clone()
+    out, mine = torch.empty_like(given["x"]), given["state"].clone()
+    step = get_selective_state_update_module(*kinds).ssu_decode
+    names = ("x", "dt", "A", "B", "C", "D")
+    step(out, mine, *(given[name] for name in names), given.get("z"), given["dt_bias"], None, None, True, -1)
+    wanted = selective_state_update(**{**given, "state": expected})
+    assert torch.equal(out, wanted) and torch.equal(mine, expected)
+    with pytest.raises(ArgumentError, match="matrixA_dtype must be one of float32, got torch.bfloat16"):
+        get_selective_state_update_module(*kinds[:4], BF16, *kinds[5:])

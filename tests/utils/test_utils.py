@@ -136,3 +136,13 @@ def test_log_level(monkeypatch):
     assert logger.level < logging.DEBUG
     with pytest.raises(ValueError, match=r"lvl_str must be one of trace, debug, .*, got 'loud'"):
         utils.set_log_level("loud")
+
+
+def test_level_of_the_native_logger(monkeypatch):
+    """Check the published call, which takes the number of a level."""
+    logger = logging.getLogger("flashinfer")
+    monkeypatch.setattr(logger, "level", logger.level)
+    utils.get_logging_module().set_log_level(utils.LogLevel.ERROR.value)
+    assert logger.level == logging.ERROR and utils.get_logging_module() is utils.get_logging_module()
+    with pytest.raises(ValueError, match="level must be one of 0 .trace.*, got 9"):
+        utils.get_logging_module().set_log_level(9)
