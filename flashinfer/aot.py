@@ -227,7 +227,8 @@ def gen_all_modules(
 
     Parameters
     ----------
-    f16_dtype_, f8_dtype_, fa2_head_dim_, fa3_head_dim_, use_sliding_window_, use_logits_soft_cap_, add_gemma, add_oai_oss
+    f16_dtype_, f8_dtype_, fa2_head_dim_, fa3_head_dim_, use_sliding_window_, use_logits_soft_cap_, add_gemma,
+    add_oai_oss
         Kinds of attention modules, as in :func:`gen_attention`; those of MLA come with any of them.
     sm_capabilities : Mapping[str, bool]
         As :func:`detect_sm_capabilities` returns it. Modules for architectures that it does not have are left out.

@@ -419,7 +419,7 @@ def join_multiline(vs: Sequence[str]) -> str:
 
 
 def get_cccl_includes() -> list[str]:
-    """Return the folder of Thrust, CUB and libcu++ that nvcc adds itself and a host compiler does not; none before 13."""
+    """Return the folder of Thrust, CUB and libcu++ that a host compiler is not told of; none before CUDA 13."""
     folder = Path(get_cuda_path()) / "include" / "cccl"
     return [str(folder)] if folder.is_dir() else []
 

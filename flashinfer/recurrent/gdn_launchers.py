@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published launchers of the gated delta rule: sizes as numbers, states flattened or not, everything allocated before."""
+"""Published launchers of the gated delta rule: sizes as numbers, states flattened or not, results allocated before."""
 
 from __future__ import annotations
 

@@ -76,5 +76,5 @@ def test_failures(workshop):
         JitSpecCuteDsl("own_kernels", "a-b", lambda: None, "00")
     with pytest.raises(ArgumentError, match=r"module_name must be a file name, got '\.\./x'"):
         JitSpecCuteDsl("../x", "add", lambda: None, "00")
-    with pytest.raises(TypeError, match="compile_fn must return a kernel compiled for TVM-FFI .*, got a NoneType"):
+    with pytest.raises(TypeError, match=r"compile_fn must return a kernel compiled for TVM-FFI .*, got a NoneType"):
         JitSpecCuteDsl("own_kernels", "add", lambda: None, "00").build()

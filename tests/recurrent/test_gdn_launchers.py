@@ -73,7 +73,11 @@ def test_several_tokens(device, is_frozen):
 
 def test_prefill(device):
     q, k, v = (torch.nn.functional.normalize(torch.randn(70, 2, 128, device=device), dim=-1).bfloat16() for _ in "qkv")
-    alpha, beta, ends = torch.rand(70, 2, device=device), torch.rand(70, 2, device=device), ints([0, 30, 70], device=device)
+    alpha, beta, ends = (
+        torch.rand(70, 2, device=device),
+        torch.rand(70, 2, device=device),
+        ints([0, 30, 70], device=device),
+    )
     start, new = states(2, 2, device=device), torch.empty(2, 2, 128, 128, device=device)
     output = torch.empty_like(q)
     expected = chunk_gated_delta_rule(q, k, v, alpha, beta, 0.1, start, True, ends)

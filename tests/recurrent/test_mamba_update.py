@@ -393,5 +393,5 @@ def test_module_of_a_kind_of_call(device):
     step(out, mine, *(given[name] for name in names), given.get("z"), given["dt_bias"], None, None, True, -1)
     wanted = selective_state_update(**{**given, "state": expected})
     assert torch.equal(out, wanted) and torch.equal(mine, expected)
-    with pytest.raises(ArgumentError, match="matrixA_dtype must be one of float32, got torch.bfloat16"):
+    with pytest.raises(ArgumentError, match=r"matrixA_dtype must be one of float32, got torch.bfloat16"):
         get_selective_state_update_module(*kinds[:4], BF16, *kinds[5:])

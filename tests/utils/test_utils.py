@@ -144,5 +144,5 @@ def test_level_of_the_native_logger(monkeypatch):
     monkeypatch.setattr(logger, "level", logger.level)
     utils.get_logging_module().set_log_level(utils.LogLevel.ERROR.value)
     assert logger.level == logging.ERROR and utils.get_logging_module() is utils.get_logging_module()
-    with pytest.raises(ValueError, match="level must be one of 0 .trace.*, got 9"):
+    with pytest.raises(ValueError, match=r"level must be one of 0 .trace.*, got 9"):
         utils.get_logging_module().set_log_level(9)
