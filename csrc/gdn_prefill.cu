@@ -17,6 +17,11 @@ using namespace recurrent_chunk;  // NOLINT(*)
 namespace {
 
 constexpr char OP[] = "chunk_gated_delta_rule";
+#ifdef FLASHINFER_CPU
+constexpr bool IS_CPU = true;
+#else
+constexpr bool IS_CPU = false;
+#endif
 
 /// Validate gates [tokens, heads], which may be missing.
 const float* GatesOf(const char* name, const OptionalTensor& given, const TensorView& q, int64_t heads) {
@@ -79,7 +84,11 @@ void gdn_prefill(TensorView output, TensorView q, TensorView k, TensorView v, Op
                  OptionalTensor state_indices, OptionalTensor state_checkpoints, OptionalTensor checkpoint_cu_starts,
                  int64_t interval, OptionalTensor q_normalized, OptionalTensor k_normalized, OptionalTensor workspace,
                  int64_t segment) {
-  Expect(OP, "q", q).on_device().dtype({dl_float16, dl_bfloat16});
+  if constexpr (IS_CPU) {  // in float32 too, which models are compared in
+    Expect(OP, "q", q).on_device().dtype({dl_float16, dl_bfloat16, dl_float32});
+  } else {
+    Expect(OP, "q", q).on_device().dtype({dl_float16, dl_bfloat16});
+  }
   ExpectRows("q", q, q);
   ExpectRows("k", k, q);
   ExpectRows("v", v, q);
@@ -96,7 +105,7 @@ void gdn_prefill(TensorView output, TensorView q, TensorView k, TensorView v, Op
   const int64_t requests = cu_seqlens.numel() - 1;
   DispatchFloat(q.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if constexpr (!std::is_same_v<T, float>) {
+    if constexpr (IS_CPU || !std::is_same_v<T, float>) {
       DeltaParams<T> p;
       p.q = q.data_ptr<T>(), p.k = k.data_ptr<T>(), p.v = v.data_ptr<T>(), p.o = output.data_ptr<T>();
       p.g = GatesOf("g", g, q, heads), p.beta = GatesOf("beta", beta, q, heads);

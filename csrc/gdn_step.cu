@@ -18,6 +18,12 @@ using flashinfer::recurrent::GateForm;
 
 namespace {
 
+#ifdef FLASHINFER_CPU
+constexpr bool IS_CPU = true;
+#else
+constexpr bool IS_CPU = false;
+#endif
+
 /// The published functions that these launchers serve, for texts of errors.
 const char* NameOf(int64_t function) {
   constexpr const char* NAMES[] = {"gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp", "gated_delta_rule"};
@@ -28,6 +34,9 @@ void Run(const char* op, StepParams& p, DLDataType tokens, DLDataType state, DLD
   p.is_vectorised = IsVectorised(p, state.bits / 8);
   p.enable_pdl = UsePdl(true, device);
   DeviceGuard guard(device);
+#ifdef FLASHINFER_CPU
+  if (tokens.bits == 32) return RunOf<GatedDeltaRule, float>(op, p, state, get_stream(device));
+#endif
   if (tokens.code == kDLBfloat) {
     RunOf<GatedDeltaRule, flashinfer::bfloat16_t>(op, p, state, get_stream(device));
   } else {
@@ -76,7 +85,7 @@ void gdn_decode(TensorView out, TensorView q, TensorView k, TensorView v, Tensor
   const char* op = NameOf(function);
   const char* state_name = function == 2 ? "initial_state_source" : read.has_value() ? "initial_state" : "state";
   StepParams p{};
-  SetTokens(op, p, q, k, v);
+  SetTokens(op, p, q, k, v, IS_CPU && function == 0);  // models are compared in float32
   SetOutput(op, p, out, "output", v);
   SetGates(op, p, a_log, a, dt_bias, b, v);
   Expect(op, state_name, state).dtype({dl_float32, dl_bfloat16});

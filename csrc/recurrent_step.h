@@ -47,9 +47,15 @@ inline Indices IndicesOf(const char* op, const char* name, const TensorView& t, 
   return found;
 }
 
-/// Check q, k, v and write them to the parameters.
-inline void SetTokens(const char* op, StepParams& p, const TensorView& q, const TensorView& k, const TensorView& v) {
-  Expect(op, "q", q).on_device().rank(4).dtype({dl_float16, dl_bfloat16}).last_dim_contiguous();
+/// Check q, k, v and write them to the parameters; with `takes_float`, those of float32 on the CPU.
+inline void SetTokens(const char* op, StepParams& p, const TensorView& q, const TensorView& k, const TensorView& v,
+                      bool takes_float = false) {
+  Expect(op, "q", q).on_device().rank(4).last_dim_contiguous();
+  if (takes_float) {
+    Expect(op, "q", q).dtype({dl_float16, dl_bfloat16, dl_float32});
+  } else {
+    Expect(op, "q", q).dtype({dl_float16, dl_bfloat16});
+  }
   Expect(op, "k", k).same_device(q, "q").same_dtype(q, "q").same_shape(q, "q").last_dim_contiguous();
   Expect(op, "v", v)
       .same_device(q, "q")

@@ -167,7 +167,7 @@ def chunk_gated_delta_rule(
     Parameters
     ----------
     q : torch.Tensor
-        ``(total_tokens, num_q_heads, 128)``, float16 or bfloat16.
+        ``(total_tokens, num_q_heads, 128)``, float16 or bfloat16, on the CPU also float32.
     k : torch.Tensor
         ``(total_tokens, num_k_heads, 128)``, dtype of ``q``.
     v : torch.Tensor

@@ -244,7 +244,7 @@ def gated_delta_rule_decode_pretranspose(
     Parameters
     ----------
     q, k : torch.Tensor
-        ``(B, T, H, K)`` float16 or bfloat16, K contiguous, K 128 (or 256 with float32 states).
+        ``(B, T, H, K)`` float16 or bfloat16, on the CPU also float32; K contiguous, 128 (or 256 with float32 states).
     v : torch.Tensor
         ``(B, T, HV, V)``; value head ``hv`` reads head ``hv // (HV // H)`` of q and k. V is a multiple of 8.
     state : Optional[torch.Tensor]

@@ -52,6 +52,15 @@ def test_dimensions(device, key_dim, value_dim, dtype):
     check({**kw, "state": states(2, 2, key_dim, value_dim, device=device)})
 
 
+def test_float32(device):
+    """The CPU computes float32, in which models are compared; a GPU says that it does not."""
+    kw = {**projections(2, 1, 1, 2, dtype=FP32, device=device), "state": states(2, 2, device=device)}
+    if device == "cuda":
+        check_refused(STEP, "q must be float16 or bfloat16", **kw)
+    else:
+        assert check(kw).dtype is FP32
+
+
 @pytest.mark.parametrize("state", [FP32, BF16], ids=str)
 def test_tokens_of_a_wider_matrix(device, state):
     """Rows of q, k and v that begin at multiples of 8 bytes only, as parts of a matrix of all projections."""

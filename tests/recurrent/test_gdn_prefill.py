@@ -10,7 +10,8 @@ import flashinfer
 from flashinfer.gdn_prefill import chunk_gated_delta_rule
 from flashinfer.trace.templates.recurrent_gdn_prefill import exact_gated_delta_rule
 
-from .delta import BF16, F16, ROUNDED_STATES, Case, close
+from ..bad_arguments import check_refused
+from .delta import BF16, F16, F32, ROUNDED_STATES, Case, close
 
 FP8 = torch.float8_e4m3fn
 
@@ -29,6 +30,20 @@ def test_heads(device, dtype, heads):
     """Value heads share queries and keys, query heads share keys and values; one token, and one more than a chunk."""
     case = Case([130, 1, 65], heads, dtype, device)
     close(case, *run(case))
+
+
+def test_float32(device):
+    """The CPU computes float32, in which models are compared; a GPU says that it does not."""
+    case = Case([70, 1], (1, 1, 2), F32, device)
+    if device == "cuda":
+        check_refused(chunk_gated_delta_rule, "q must be float16 or bfloat16", **case.arguments)
+        return
+    case.q = 3 * case.q
+    out, state = run(case, use_qk_l2norm_in_kernel=True)
+    assert out.dtype is F32
+    expected = exact_gated_delta_rule(**case.arguments, use_qk_l2norm_in_kernel=True)
+    torch.testing.assert_close(out.double(), expected[0], atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(state.double(), expected[1], atol=2e-6, rtol=2e-6)
 
 
 @pytest.mark.parametrize("g", [None, "slow", "tiny", "zero", "gates"])
