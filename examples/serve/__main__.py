@@ -3,11 +3,12 @@
 
 python examples/serve                    a small model that adds numbers, so that you can check it; ``make demo``
 python examples/serve --random           a random model of the size that the device can take, for its speed
-python examples/serve --model DIR        a Hugging Face checkpoint: Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE
+python examples/serve --model DIR        a Hugging Face checkpoint: Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE,
+                                         Qwen3-Next
 torchrun --nproc-per-node 2 examples/serve --tensor-parallel 2    the model over two GPUs, or two processes of the CPU
 
-Read engine.py first. The model is in model.py and experts.py, tokenizers and printing in text.py, the sums in
-addition.py, the report in report.py, its web page in page.py. This file has the command line.
+Read engine.py first. The model is in model.py, linear.py, experts.py and recurrent.py, tokenizers and printing in
+text.py, the sums in addition.py, the report in report.py, its web page in page.py. This file has the command line.
 """
 
 from __future__ import annotations

@@ -25,9 +25,12 @@ from flashinfer.jit.activation import gen_activation_module
 from flashinfer.jit.fused_moe import gen_fused_moe_module, gen_moe_routing_module
 from flashinfer.jit.norm import gen_norm_module
 from flashinfer.jit.page import gen_page_module
+from flashinfer.jit.recurrent.gdn_prefill import gen_gdn_prefill_module
+from flashinfer.jit.recurrent.gdn_step import gen_gdn_step_module
 from flashinfer.jit.rope import gen_rope_module
 from flashinfer.jit.sampling import gen_sampling_module
 from serve.model import Llama
+from serve.recurrent import PADDING_SLOT
 from serve.report import Step
 
 WORKSPACE_BYTES = 128 << 20
@@ -72,6 +75,7 @@ class Request:
 
     tokens: list[int] = field(init=False)  #: the prompt and the generated tokens
     pages: list[int] = field(default_factory=list)
+    slot: int = PADDING_SLOT  #: place in the states of recurrent layers
     num_cached: int = 0  #: tokens whose keys and values are in the pages
     first_token_at: Optional[float] = None
     finished_at: Optional[float] = None
@@ -105,6 +109,7 @@ class Batch:
     kv_indptr: torch.Tensor
     kv_indices: torch.Tensor
     kv_last_page_len: torch.Tensor
+    slots: torch.Tensor
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
@@ -137,6 +142,7 @@ class Batch:
             kv_indptr=ints(kv_indptr),
             kv_indices=ints(page for table in pages for page in table),
             kv_last_page_len=ints([(end - 1) % page_size + 1 for end in ends]),
+            slots=ints(request.slot for request, _ in chunks),
             temperature=torch.tensor([s.temperature for s in sampling]),
             top_k=ints([s.top_k for s in sampling]),
             top_p=torch.tensor([s.top_p for s in sampling]),
@@ -230,6 +236,8 @@ class Engine:
         self.disable_split_kv = disable_split_kv
         self.cache = model.new_cache(num_pages, page_size)
         self.free_pages = [page for page in reversed(range(num_pages)) if page != PADDING_PAGE]
+        self.states = model.new_states(max_batch_size)
+        self.free_slots = list(reversed(range(max_batch_size)))
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.steps: list[Step] = []
@@ -283,12 +291,15 @@ class Engine:
 
     def _admit(self) -> None:
         """Admit requests in order of arrival. A request that does not fit blocks the rest, so that it cannot starve."""
-        while self.waiting and len(self.running) < self.max_batch_size:
+        while self.waiting and self.free_slots:
             request = self.waiting[0]
             needed = -(-request.max_length // self.page_size)
             if needed > len(self.free_pages):
                 return
             request.pages = [self.free_pages.pop() for _ in range(needed)]
+            request.slot = self.free_slots.pop()
+            if self.states is not None:
+                self.states.clear(request.slot)
             self.running.append(self.waiting.popleft())
 
     def step(self) -> list[Request]:
@@ -351,6 +362,7 @@ class Engine:
             request.finished_at = now
             self.running.remove(request)
             self.free_pages += request.pages
+            self.free_slots.append(request.slot)
 
     def prefill(self, chunks: Sequence[tuple[Request, int]]) -> torch.Tensor:
         batch = Batch.of(chunks, self.page_size)
@@ -391,7 +403,7 @@ class Engine:
     @torch.inference_mode()
     def run(self, batch: Batch, attention: object) -> torch.Tensor:
         """Return the next token of each request, on the device."""
-        return sample(self.model.forward(batch, self.cache, attention), batch)
+        return sample(self.model.forward(batch, self.cache, attention, self.states), batch)
 
 
 def capture(step: Callable[[], torch.Tensor], pool: Optional[Any]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
@@ -418,6 +430,9 @@ class DecodeGraph:
         host = engine.padded([], size)
         device = engine.model.device
         self.engine = engine
+        self.names = ["positions", "temperature", "top_k", "top_p", "seed", "offset"]
+        if engine.states is not None:
+            self.names.append("slots")
         self.batch = host.to(device)
         self.batch.kv_indices = torch.zeros(engine.num_pages + size, dtype=torch.int32, device=device)
         self.attention = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
@@ -429,7 +444,7 @@ class DecodeGraph:
     def replay(self, host: Batch, after: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Return the next tokens of a batch of this size. The next replay of any graph overwrites them."""
         self.batch.tokens.copy_(host.tokens if after is None else after, non_blocking=True)
-        for name in ("positions", "temperature", "top_k", "top_p", "seed", "offset"):
+        for name in self.names:
             getattr(self.batch, name).copy_(getattr(host, name), non_blocking=True)
         self.engine.plan_decode(self.attention, host)
         self.graph.replay()
@@ -445,8 +460,13 @@ def kernel_specs(model: Llama) -> list[JitSpec]:
         elementwise.append(gen_moe_routing_module)
         if model.dtype != torch.float32:
             elementwise.append(gen_fused_moe_module)
+    recurrent = []
+    if model.config.recurrent is not None:
+        is_hopper = backend == "cuda" and flashinfer.utils.is_sm90a_supported(model.device)
+        recurrent = [gen_gdn_step_module(backend), gen_gdn_prefill_module("sm90" if is_hopper else backend)]
     return [
         *(gen(backend) for gen in elementwise),
+        *recurrent,
         gen_batch_decode_module(*key, device=backend),
         gen_batch_prefill_module("fa2", *key, False, device=backend),
     ]

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts of the models that ``examples/serve`` serves: Mixtral, and Qwen3-MoE, which has more and smaller ones."""
+"""Experts of the models that ``examples/serve`` serves: Mixtral, Qwen3-MoE, which has more and smaller ones, and
+Qwen3-Next, where one more expert is shared by all tokens.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any, Mapping, Optional
 
 import torch
 from torch.nn.functional import linear
 
 import flashinfer
 from flashinfer import RoutingMethodType
+from serve.linear import GatedMlp
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Experts:
     prefix: str  #: prefix of the names below a layer: ``mlp`` or ``block_sparse_moe``
     names: tuple[str, str, str]  #: names of gate, up and down
     dense_layers: frozenset[int] = frozenset()
+    shared_size: int = 0  #: columns of the expert that all tokens take; 0 without one
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> Experts:
@@ -37,7 +41,8 @@ class Experts:
         names = ("gate_proj", "up_proj", "down_proj")
         inner = config["moe_intermediate_size"]
         renormalize = config.get("norm_topk_prob", False)
-        return Experts(count, top_k, inner, renormalize, "mlp", names, frozenset(dense))
+        shared = config["shared_expert_intermediate_size"] if config["model_type"] == "qwen3_next" else 0
+        return Experts(count, top_k, inner, renormalize, "mlp", names, frozenset(dense), shared)
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the weights of one layer, keyed by their names below it."""
@@ -47,6 +52,10 @@ class Experts:
             expert = f"{self.prefix}.experts.{i}"
             shapes |= {f"{expert}.{name}": (self.intermediate_size, hidden_size) for name in (gate, up)}
             shapes[f"{expert}.{down}"] = (hidden_size, self.intermediate_size)
+        if self.shared_size:
+            expert = f"{self.prefix}.shared_expert"
+            shapes |= {f"{expert}.{name}": (self.shared_size, hidden_size) for name in (gate, up)}
+            shapes |= {f"{expert}.{down}": (hidden_size, self.shared_size), f"{expert}_gate": (1, hidden_size)}
         return shapes
 
 
@@ -66,8 +75,16 @@ class ExpertLayer:
             return torch.stack(list(parts))
 
         self.up_gate, self.down = stacked(up, gate), stacked(down)
+        self.shared: Optional[GatedMlp] = None
+        if experts.shared_size:
+            self.shared = GatedMlp(weights, f"{prefix}.shared_expert")
+            self.shared_gate = weights[f"{prefix}.shared_expert_gate.weight"]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.routed(x)
+        return out if self.shared is None else out + torch.sigmoid(linear(x, self.shared_gate)) * self.shared(x)
+
+    def routed(self, x: torch.Tensor) -> torch.Tensor:
         method = RoutingMethodType.RenormalizeNaive if self.experts.renormalize else RoutingMethodType.Default
         weights, ids = flashinfer.fused_moe.route_tokens(linear(x, self.router), self.experts.top_k, method)
         if x.dtype == torch.float32:

@@ -2,8 +2,9 @@
 """The model that ``examples/serve`` serves: Llama and its relatives, from random weights or a Hugging Face checkpoint.
 
 Matrix products are torch's; everything between them is flashinfer's: norms, rotary embedding, the paged cache,
-attention, the gated activation. So are the experts of models that have them (experts.py). A forward pass takes
-the tokens of many requests as rows of one matrix.
+attention, the gated activation. So are the experts of models that have them (experts.py), and the layers of
+hybrid models that keep a state in place of pages (recurrent.py). A forward pass takes the tokens of many requests as
+rows of one matrix.
 """
 
 from __future__ import annotations
@@ -12,23 +13,28 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Mapping, Optional, Protocol, Sequence, Union
+from typing import Any, Callable, Mapping, Optional, Protocol, Sequence, Union
 
 import torch
 from torch.nn.functional import embedding, linear
 
 import flashinfer
 from serve.experts import ExpertLayer, Experts
+from serve.linear import GatedMlp, Linear, Weights
 from serve.parallel import TensorParallel
+from serve.recurrent import Places, Recurrent, RecurrentLayer, States
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Parameters of the rotary embedding. ``llama3``: low and high frequency factor and old length of Llama 3.1."""
+    """Parameters of the rotary embedding. ``llama3``: low and high frequency factor and old length of Llama 3.1.
+    ``share``: the part of a head that is rotated.
+    """
 
     theta: float = 10000.0
     scale: float = 1.0
     llama3: Optional[tuple[float, float, int]] = None
+    share: float = 1.0
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> Rope:
@@ -37,7 +43,8 @@ class Rope:
         theta = rope.get("rope_theta") or config.get("rope_theta") or 10000.0
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind == "default":
-            return Rope(theta)
+            share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+            return Rope(theta, share=share)
         if kind == "linear":
             return Rope(theta, rope["factor"])
         if kind == "llama3":
@@ -48,6 +55,8 @@ class Rope:
     def rotate(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
         """Rotate ``q`` and ``k`` of ``(rows, heads, head_dim)`` in place, at the given positions."""
         options: dict[str, Any] = {"rope_scale": self.scale, "rope_theta": self.theta}
+        if self.share != 1:
+            options["rotary_dim"] = int(q.shape[-1] * self.share)
         if self.llama3 is None:
             flashinfer.apply_rope_pos_ids_inplace(q, k, positions, **options)
             return
@@ -79,6 +88,7 @@ class LlamaConfig:
     window: Optional[int] = None
     has_head_norms: bool = False  #: True if queries and keys are normalised before they are rotated
     experts: Optional[Experts] = None
+    recurrent: Optional[Recurrent] = None  #: layers without attention; attention is gated then, norms count from one
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> LlamaConfig:
@@ -106,15 +116,22 @@ class LlamaConfig:
             eos_tokens=tokens_of(config.get("eos_token_id")),
             tied=config.get("tie_word_embeddings", False),
             window=window if kind in ("mistral", "mixtral") else None,
-            has_head_norms=kind in ("qwen3", "qwen3_moe"),
-            experts=Experts.of(config) if kind in ("mixtral", "qwen3_moe") else None,
+            has_head_norms=kind in ("qwen3", "qwen3_moe", "qwen3_next"),
+            experts=Experts.of(config) if kind in ("mixtral", "qwen3_moe", "qwen3_next") else None,
+            recurrent=Recurrent.of(config) if kind == "qwen3_next" else None,
         )
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Layers that have pages."""
+        others = self.recurrent.layers if self.recurrent else ()
+        return tuple(i for i in range(self.num_layers) if i not in others)
 
 
 #: Supported values of fields of config.json, and the default of a missing field. The architectures differ in biases,
 #: which are found among the weights, in norms of heads, in attention windows and in experts.
 EXPECTED: Mapping[str, tuple[tuple[Any, ...], Any]] = {
-    "model_type": (("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"), None),
+    "model_type": (("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "qwen3_next"), None),
     "hidden_act": (("silu",), "silu"),
     "quantization_config": ((None,), None),
 }
@@ -125,9 +142,6 @@ def tokens_of(field: Union[int, Sequence[int], None]) -> tuple[int, ...]:
     return () if field is None else (field,) if isinstance(field, int) else tuple(field)
 
 
-Weights = Mapping[str, torch.Tensor]  #: weights, keyed by their names in Hugging Face checkpoints
-
-
 def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all weights except biases, which only some models have."""
     query_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -135,18 +149,21 @@ def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (config.vocab_size, hidden)}
     if not config.tied:
         shapes["lm_head"] = (config.vocab_size, hidden)
+    recurrent: dict[str, tuple[int, ...]] = {}
     for i in range(config.num_layers):
         layer = f"model.layers.{i}"
-        shapes |= {
-            f"{layer}.input_layernorm": (hidden,),
-            f"{layer}.self_attn.q_proj": (query_size, hidden),
-            f"{layer}.self_attn.k_proj": (kv_size, hidden),
-            f"{layer}.self_attn.v_proj": (kv_size, hidden),
-            f"{layer}.self_attn.o_proj": (hidden, query_size),
-            f"{layer}.post_attention_layernorm": (hidden,),
-        }
-        if config.has_head_norms:
-            shapes |= {f"{layer}.self_attn.{name}_norm": (config.head_dim,) for name in "qk"}
+        shapes |= {f"{layer}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
+        if config.recurrent is not None and i in config.recurrent.layers:
+            recurrent |= {f"{layer}.{name}": shape for name, shape in config.recurrent.shapes(hidden).items()}
+        else:
+            shapes |= {
+                f"{layer}.self_attn.q_proj": (query_size * (2 if config.recurrent else 1), hidden),
+                f"{layer}.self_attn.k_proj": (kv_size, hidden),
+                f"{layer}.self_attn.v_proj": (kv_size, hidden),
+                f"{layer}.self_attn.o_proj": (hidden, query_size),
+            }
+            if config.has_head_norms:
+                shapes |= {f"{layer}.self_attn.{name}_norm": (config.head_dim,) for name in "qk"}
         if has_experts(config, i):
             assert config.experts is not None
             shapes |= {f"{layer}.{name}": shape for name, shape in config.experts.shapes(hidden).items()}
@@ -154,7 +171,7 @@ def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
             shapes |= {f"{layer}.mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
             shapes[f"{layer}.mlp.down_proj"] = (hidden, inner)
     shapes["model.norm"] = (hidden,)
-    return {f"{name}.weight": shape for name, shape in shapes.items()}
+    return {**{f"{name}.weight": shape for name, shape in shapes.items()}, **recurrent}
 
 
 def has_experts(config: LlamaConfig, layer: int) -> bool:
@@ -169,7 +186,8 @@ def random_weights(
     weights = {}
     for name, shape in shapes_of(config).items():
         if len(shape) == 1:
-            weights[name] = torch.ones(shape, device=device, dtype=dtype)
+            counts_from_one = config.recurrent is not None and not name.endswith("linear_attn.norm.weight")
+            weights[name] = torch.full(shape, 0.0 if counts_from_one else 1.0, device=device, dtype=dtype)
             continue
         weight = torch.randn(shape, generator=generator, device=device, dtype=dtype)
         weights[name] = weight if name.startswith("model.embed_tokens") else weight * shape[1] ** -0.5
@@ -220,9 +238,10 @@ def read_weights(folder: Path, device: Union[str, torch.device]) -> dict[str, to
     weights: dict[str, torch.Tensor] = {}
     for shard in shards:
         try:
-            weights |= load_file(shard, device=str(device))
+            found = load_file(shard, device=str(device))
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{shard}: cannot be read: {error}") from error
+        weights |= {name: weight for name, weight in found.items() if not name.startswith("mtp.")}  # guesses ahead
     return weights
 
 
@@ -236,61 +255,65 @@ class Rows(Protocol):
     kv_indptr: torch.Tensor  #: ``(batch + 1,)`` offset of each request's first page in kv_indices
     kv_indices: torch.Tensor  #: pages of all requests
     kv_last_page_len: torch.Tensor  #: ``(batch,)`` tokens in the last page, including the tokens of this pass
+    qo_indptr: torch.Tensor  #: ``(batch + 1,)`` first row of each request, then the number of rows
+    slots: torch.Tensor  #: ``(batch,)`` slots of the requests in the recurrent layers' states
 
 
-class Linear:
-    """Projections (one or more) of the same input as one matrix product."""
+class Attention:
+    """Attention of one layer, over pages."""
 
-    def __init__(self, weights: Weights, prefix: str, *names: str) -> None:
-        def stacked(kind: str) -> torch.Tensor:
-            return torch.cat([weights[f"{prefix}.{name}.{kind}"] for name in names])
-
-        self.weight = stacked("weight")
-        self.bias = stacked("bias") if f"{prefix}.{names[0]}.bias" in weights else None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
-
-
-class Layer:
-    """Attention and MLP of one layer. The model runs the norm before each, fused with the residual addition."""
-
-    def __init__(self, config: LlamaConfig, weights: Weights, index: int) -> None:
-        prefix = f"model.layers.{index}"
+    def __init__(self, config: LlamaConfig, weights: Weights, prefix: str) -> None:
         self.config = config
-        self.input_norm = weights[f"{prefix}.input_layernorm.weight"]
-        self.post_attention_norm = weights[f"{prefix}.post_attention_layernorm.weight"]
-        self.qkv = Linear(weights, f"{prefix}.self_attn", "q_proj", "k_proj", "v_proj")
-        self.out = Linear(weights, f"{prefix}.self_attn", "o_proj")
+        self.qkv = Linear.of(weights, f"{prefix}.self_attn", "q_proj", "k_proj", "v_proj")
+        self.out = Linear.of(weights, f"{prefix}.self_attn", "o_proj")
         self.head_norms: Optional[tuple[torch.Tensor, torch.Tensor]] = None
         if config.has_head_norms:
             norms = (weights[f"{prefix}.self_attn.{name}_norm.weight"] for name in "qk")
             self.head_norms = (next(norms), next(norms))
-        self.experts: Optional[ExpertLayer] = None
-        if has_experts(config, index):
-            assert config.experts is not None
-            self.experts = ExpertLayer(config.experts, weights, prefix)
-            return
-        self.gate_up = Linear(weights, f"{prefix}.mlp", "gate_proj", "up_proj")
-        self.down = Linear(weights, f"{prefix}.mlp", "down_proj")
 
-    def attend(self, x: torch.Tensor, rows: Rows, cache: torch.Tensor, attention: Any) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rows: Rows, cache: torch.Tensor, attention: Any) -> torch.Tensor:
         """Append the new keys and values to their pages, then attend to all keys of each request."""
-        config = self.config
-        heads = (config.num_qo_heads, config.num_kv_heads, config.num_kv_heads)
+        config, gate = self.config, None
+        is_gated = config.recurrent is not None
+        heads = (config.num_qo_heads * (2 if is_gated else 1), config.num_kv_heads, config.num_kv_heads)
         q, k, v = self.qkv(x).view(len(x), -1, config.head_dim).split(heads, dim=1)
+        if is_gated:  # a gate lies behind each query
+            q, gate = q.unflatten(1, (config.num_qo_heads, 2)).unbind(2)
         if self.head_norms is not None:
-            q, k = (flashinfer.rmsnorm(x, w, config.eps) for x, w in zip((q, k), self.head_norms, strict=True))
+            norm = rmsnorm_of(config)
+            q, k = (norm(x, w, config.eps) for x, w in zip((q, k), self.head_norms, strict=True))
         config.rope.rotate(q, k, rows.positions)
         flashinfer.append_paged_kv_cache(
             k, v, rows.batch_indices, rows.positions, cache, rows.kv_indices, rows.kv_indptr, rows.kv_last_page_len
         )
-        return self.out(attention.run(q, cache).view(len(x), -1))
+        out = attention.run(q, cache)
+        if gate is not None:
+            out = out * torch.sigmoid(gate)
+        return self.out(out.reshape(len(x), -1))
+
+
+class Layer:
+    """Attention or a recurrent layer, then the MLP. The model runs the norm before each, fused with the addition."""
+
+    def __init__(self, config: LlamaConfig, weights: Weights, index: int) -> None:
+        prefix = f"model.layers.{index}"
+        self.input_norm = weights[f"{prefix}.input_layernorm.weight"]
+        self.post_attention_norm = weights[f"{prefix}.post_attention_layernorm.weight"]
+        self.attention: Optional[Attention] = None
+        self.recurrent: Optional[RecurrentLayer] = None
+        if config.recurrent is not None and index in config.recurrent.layers:
+            self.recurrent = RecurrentLayer(config.recurrent, weights, prefix, config.eps)
+        else:
+            self.attention = Attention(config, weights, prefix)
+        self.experts: Optional[ExpertLayer] = None
+        if has_experts(config, index):
+            assert config.experts is not None
+            self.experts = ExpertLayer(config.experts, weights, prefix)
+        else:
+            self.dense = GatedMlp(weights, f"{prefix}.mlp")
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
-        if self.experts is not None:
-            return self.experts(x)
-        return self.down(flashinfer.silu_and_mul(self.gate_up(x)))
+        return self.dense(x) if self.experts is None else self.experts(x)
 
 
 class Llama:
@@ -329,9 +352,9 @@ class Llama:
             parallel.attach(config.hidden_size, dtype, self.device)
 
     def new_cache(self, num_pages: int, page_size: int) -> torch.Tensor:
-        """Allocate empty pages of keys and values: ``(layers, pages, 2, page_size, num_kv_heads, head_dim)``."""
+        """Allocate empty pages of keys and values: ``(attention layers, pages, 2, page_size, kv heads, head_dim)``."""
         c = self.config
-        shape = (c.num_layers, num_pages, 2, page_size, c.num_kv_heads, c.head_dim)
+        shape = (len(c.attention_layers), num_pages, 2, page_size, c.num_kv_heads, c.head_dim)
         try:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
         except RuntimeError as error:  # torch's error only describes its allocator
@@ -340,17 +363,30 @@ class Llama:
                 f"a cache of {num_pages} pages takes {size:,.1f} GiB, which {self.device} lacks"
             ) from error
 
-    def forward(self, rows: Rows, cache: torch.Tensor, attention: Any) -> torch.Tensor:
+    def new_states(self, slots: int) -> Optional[States]:
+        """Allocate the states of so many requests, or None if all layers have pages."""
+        sizes = self.config.recurrent
+        return None if sizes is None else States.empty(sizes, slots, self.dtype, self.device)
+
+    def forward(self, rows: Rows, cache: torch.Tensor, attention: Any, states: Optional[States] = None) -> torch.Tensor:
         """Return the logits ``(batch, vocab_size)`` of the last row of each request, float32.
 
-        ``attention`` is a wrapper that was planned for these rows. ``cache`` is a result of :meth:`new_cache`.
+        ``attention`` is a wrapper that was planned for these rows. ``cache`` and ``states`` are results of
+        :meth:`new_cache` and :meth:`new_states`.
         """
-        eps = self.config.eps
+        eps, recurrent = self.config.eps, self.config.recurrent
         residual = embedding(rows.tokens, self.embedding)
-        x = flashinfer.rmsnorm(residual, self.layers[0].input_norm, eps)
+        x = rmsnorm_of(self.config)(residual, self.layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
-        for layer, pages, next_norm in zip(self.layers, cache, next_norms, strict=True):
-            x = layer.attend(x, rows, pages, attention)
+        pages = iter(cache)
+        slots = iter(() if states is None else zip(states.matrices, states.windows, strict=True))
+        places = None if recurrent is None else Places.of(rows, recurrent.num_taps)
+        for layer, next_norm in zip(self.layers, next_norms, strict=True):
+            if layer.recurrent is not None:
+                x = layer.recurrent(x, rows, places, *next(slots))
+            else:
+                assert layer.attention is not None
+                x = layer.attention(x, rows, next(pages), attention)
             self.add_norm(x, residual, layer.post_attention_norm, eps)
             x = layer.mlp(x)
             self.add_norm(x, residual, next_norm, eps)
@@ -358,7 +394,14 @@ class Llama:
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
         """Add ``x``, over several ranks the sum of theirs, to ``residual``; ``x`` becomes the norm of that."""
-        if self.parallel is None:
-            flashinfer.fused_add_rmsnorm(x, residual, weight, eps)
-        else:
+        if self.parallel is not None:
             self.parallel.sum_add_rmsnorm(x, residual, weight, eps)
+        elif self.config.recurrent is not None:
+            flashinfer.gemma_fused_add_rmsnorm(x, residual, weight, eps)
+        else:
+            flashinfer.fused_add_rmsnorm(x, residual, weight, eps)
+
+
+def rmsnorm_of(config: LlamaConfig) -> Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]:
+    """Return the norm of a model: weights of hybrid ones count from one."""
+    return flashinfer.rmsnorm if config.recurrent is None else flashinfer.gemma_rmsnorm

@@ -49,6 +49,8 @@ class TensorParallel:
 
     def split(self, config: Any, weights: Mapping[str, torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
         """Return this rank's part of a ``LlamaConfig`` and of the weights."""
+        if config.recurrent is not None:
+            raise ValueError("--tensor-parallel: hybrid models are served by one process, got recurrent layers")
         inner = config.intermediate_size if config.experts is None else config.experts.intermediate_size
         for name, value in (("heads", config.num_qo_heads), ("kv heads", config.num_kv_heads), ("columns", inner)):
             if value % self.size:

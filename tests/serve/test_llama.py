@@ -56,6 +56,18 @@ VARIANTS = {
         "norm_topk_prob": False,
         "decoder_sparse_step": 2,
     },
+    "Qwen3-Next": {
+        "family": "Qwen3Next",
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 72,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [2],
+    },
 }
 
 
