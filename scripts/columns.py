@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "bench": (("benchmarks/bench_{stem}.py", "benchmarks/bench_{family}.py"),),
 }
-ATTENTION = ("single_", "batch_")  # how the stems begin whose kernels are in include/flashinfer/attention
+ATTENTION = ("single_", "batch_", "sparse_")  # how the stems begin whose kernels are in include/flashinfer/attention
 FUSED = "batch_fused"  # two levels of a cascade in one launch
 KERNEL_FOLDERS = {"fused_moe": ("moe", "fused_moe")}  # where the folder has another name than the family
 #: Headers of the attention generator that modules of other kinds take.

@@ -15,8 +15,10 @@ from .dimensions import supported_mla_head_dimensions as supported_mla_head_dime
 from .dimensions import supported_mla_layer_dimensions as supported_mla_layer_dimensions
 from .legacy import BatchDecodeMlaWithPagedKVCacheWrapper
 from .metadata import MLAPlanMetadata as MLAPlanMetadata
+from .sparse import get_sparse_mla_module as get_sparse_mla_module
+from .sparse import sparse_mla
 
-__all__ = ["BatchDecodeMlaWithPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper"]
+__all__ = ["BatchDecodeMlaWithPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper", "sparse_mla"]
 
 
 def __getattr__(name: str) -> Any:

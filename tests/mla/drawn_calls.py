@@ -42,6 +42,17 @@ def _latent(batch: int, longest: int, page_size: int) -> dict[str, Any]:
 
 
 CALLS = {
+    "sparse_mla": traced(
+        flashinfer.mla.sparse_mla,
+        more=lambda draw, made: {"lengths": torch.randint(0, made["indices"].shape[1] + 1, (len(made["q"]),)).int()},
+        any_number=("indices",),  # behind the length of a list
+        has_python_checks=True,
+        num_tokens=(0, 1, 3),
+        num_heads=(1, 16, 20),
+        page_size=(1, 16),
+        top_k=(0, 1, 40),
+        head_dim=(576,),
+    ),
     "latent_attention": traced(
         latent_attention,
         init=_latent,
@@ -49,5 +60,5 @@ CALLS = {
         batch=(1, 3),
         longest=(0, 1, 9, 70),
         page_size=(1, 16),
-    )
+    ),
 }

@@ -115,6 +115,7 @@ def calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     yield from delta_calls()
     yield from comm_calls()
     yield from indexer_calls()
+    yield from sparse_mla_calls()
     yield from mamba_calls()
     yield from ssd_calls()
     yield flashinfer.concat_mla_k, {"k": bf16(16, 128, 192), "k_nope": bf16(16, 128, 128), "k_rope": bf16(16, 1, 64)}
@@ -345,6 +346,13 @@ def indexer_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     pages = {"q": fp8(16, 1, 64, 128), "kv_fused": uint8(2048, 64, 1, 132), "weights": fp32(16, 64)}
     yield flashinfer.indexer.fp8_paged_mqa_logits, {**pages, **tables}
     yield flashinfer.indexer.compute_paged_mqa_logits_schedule, {"seq_lens": int32(16)}
+
+
+def sparse_mla_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Return a call with a bfloat16 cache and one with rows of 656 bytes, which name the same definition."""
+    lists = {"q": bf16(16, 128, 576), "indices": int32(16, 2048), "sm_scale": 192**-0.5}
+    yield flashinfer.mla.sparse_mla, {**lists, "kv_cache": bf16(2048, 64, 576)}
+    yield flashinfer.mla.sparse_mla, {**lists, "kv_cache": uint8(2048, 64, 656), "q": bf16(16, 16, 576)}
 
 
 def lora_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

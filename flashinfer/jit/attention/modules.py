@@ -14,6 +14,7 @@ import torch
 
 from .. import env as jit_env  # noqa: F401, published code patches jit_env here
 from ..core import JitSpec, current_compilation_context
+from ..sparse_mla import gen_sparse_mla_modules
 from . import customize, published
 from .generate import has_hopper_target
 from .key import AttentionKey
@@ -113,6 +114,7 @@ def gen_mla_modules(backend: str = "cuda") -> Iterator[JitSpec]:
         bf16, fp8 = torch.bfloat16, torch.float8_e4m3fn
         for kv, kpe in ((bf16, 0), (fp8, 0), (fp8, 64)):
             yield gen_batch_mla_module("fa3", bf16, kv, bf16, torch.int32, 512, kpe, False, device=backend)
+    yield from gen_sparse_mla_modules(backend)
 
 
 def _fa2_head_dim_nvcc_flags(head_dim_qk: int, head_dim_vo: int, dtype_kv: torch.dtype) -> list[str]:
