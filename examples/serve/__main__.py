@@ -59,21 +59,23 @@ def adds(arguments: argparse.Namespace) -> bool:
 
 
 def load(arguments: argparse.Namespace) -> tuple[Llama, Tokenizer]:
-    """Load the model and its tokenizer. The default dtype is bfloat16 on a GPU, float32 on the CPU."""
+    """Load the model and its tokenizer. The default dtype is bfloat16 on a GPU and with e4m3 weights, else float32."""
     device, size = arguments.device, arguments.tensor_parallel
     parallel = TensorParallel.start(size) if size > 1 else None
     if parallel is not None and device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     on_gpu = device.type == "cuda"
-    dtype = getattr(torch, arguments.dtype) if arguments.dtype else torch.bfloat16 if on_gpu else torch.float32
+    usual = torch.bfloat16 if on_gpu or arguments.fp8 else torch.float32
+    dtype = getattr(torch, arguments.dtype) if arguments.dtype else usual
+    options: dict[str, Any] = {"parallel": parallel, "fp8": arguments.fp8}
     if arguments.model:
         folder = Path(arguments.model)
-        return Llama(*load_checkpoint(folder, device), dtype, device, parallel), CheckpointTokenizer(folder)
+        return Llama(*load_checkpoint(folder, device), dtype, device, **options), CheckpointTokenizer(folder)
     if not arguments.random:
-        return Llama(*load_checkpoint(ADDITION, device), dtype, device, parallel), ByteTokenizer()
+        return Llama(*load_checkpoint(ADDITION, device), dtype, device, **options), ByteTokenizer()
     config = LlamaConfig(256, 2048, 5504, 16, 16, 4, 128) if on_gpu else LlamaConfig()
-    return Llama(config, random_weights(config, device), dtype, device, parallel), ByteTokenizer()
+    return Llama(config, random_weights(config, device), dtype, device, **options), ByteTokenizer()
 
 
 def prompts_of(file: str) -> list[str]:
@@ -134,6 +136,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add("--pages", type=positive(int, 1), default=512, metavar="N", help="pages of 16 tokens in the cache; one is ours")
     add("--device", type=device_of, default="cuda" if torch.cuda.is_available() else "cpu")
     add("--dtype", choices=["float32", "float16", "bfloat16"])
+    add("--fp8", action="store_true", help="e4m3 weights in blocks of 128 x 128, on Hopper or the CPU")
     add("--tensor-parallel", type=whole, default=1, metavar="N", help="processes of torchrun that share the model")
     add("--no-graphs", action="store_true", help="decode without CUDA graphs")
     add("--seed", type=int, default=0, metavar="N")

@@ -23,6 +23,7 @@ import flashinfer
 from flashinfer.jit import JitSpec, build_jit_specs, gen_batch_decode_module, gen_batch_prefill_module
 from flashinfer.jit.activation import gen_activation_module
 from flashinfer.jit.fused_moe import gen_fused_moe_module, gen_moe_routing_module
+from flashinfer.jit.gemm import gen_dense_gemm_sm90_module, gen_gemm_module, gen_quantize_1x128_module
 from flashinfer.jit.norm import gen_norm_module
 from flashinfer.jit.page import gen_page_module
 from flashinfer.jit.recurrent.gdn_prefill import gen_gdn_prefill_module
@@ -464,8 +465,13 @@ def kernel_specs(model: Llama) -> list[JitSpec]:
     if model.config.recurrent is not None:
         is_hopper = backend == "cuda" and flashinfer.utils.is_sm90a_supported(model.device)
         recurrent = [gen_gdn_step_module(backend), gen_gdn_prefill_module("sm90" if is_hopper else backend)]
+    products = []
+    if model.fp8:
+        general = [gen_gemm_module("cpu"), gen_quantize_1x128_module("cpu")]
+        products = [gen_dense_gemm_sm90_module("fp8_block")] if backend == "cuda" else general
     return [
         *(gen(backend) for gen in elementwise),
+        *products,
         *recurrent,
         gen_batch_decode_module(*key, device=backend),
         gen_batch_prefill_module("fa2", *key, False, device=backend),

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Mapping, Optional
 
 import torch
-from torch.nn.functional import linear
+from torch.nn import functional as F
 
 import flashinfer
 from flashinfer import RoutingMethodType
-from serve.linear import GatedMlp
+from serve.linear import GatedMlp, Linear, quantize_blocks
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class ExpertLayer:
     and which tests compare exactly, are torch's.
     """
 
-    def __init__(self, experts: Experts, weights: Mapping[str, torch.Tensor], layer: str) -> None:
+    def __init__(
+        self, experts: Experts, weights: Mapping[str, torch.Tensor], layer: str, linear: type[Linear] = Linear
+    ) -> None:
         self.experts = experts
         prefix, (gate, up, down) = f"{layer}.{experts.prefix}", experts.names
         self.router = weights[f"{prefix}.gate.weight"]
@@ -75,27 +77,43 @@ class ExpertLayer:
             return torch.stack(list(parts))
 
         self.up_gate, self.down = stacked(up, gate), stacked(down)
+        self.scales: Optional[list[torch.Tensor]] = None
+        if linear.is_fp8:
+            (self.up_gate, scale1), (self.down, scale2) = (
+                map(torch.stack, zip(*map(quantize_blocks, weight), strict=True))
+                for weight in (self.up_gate, self.down)
+            )
+            self.scales = [scale1, scale2]
         self.shared: Optional[GatedMlp] = None
         if experts.shared_size:
-            self.shared = GatedMlp(weights, f"{prefix}.shared_expert")
+            self.shared = GatedMlp(weights, f"{prefix}.shared_expert", linear)
             self.shared_gate = weights[f"{prefix}.shared_expert_gate.weight"]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = self.routed(x)
-        return out if self.shared is None else out + torch.sigmoid(linear(x, self.shared_gate)) * self.shared(x)
+        return out if self.shared is None else out + torch.sigmoid(F.linear(x, self.shared_gate)) * self.shared(x)
 
     def routed(self, x: torch.Tensor) -> torch.Tensor:
         method = RoutingMethodType.RenormalizeNaive if self.experts.renormalize else RoutingMethodType.Default
-        weights, ids = flashinfer.fused_moe.route_tokens(linear(x, self.router), self.experts.top_k, method)
+        weights, ids = flashinfer.fused_moe.route_tokens(F.linear(x, self.router), self.experts.top_k, method)
         if x.dtype == torch.float32:
             return self.exact(x, ids, weights)
-        return flashinfer.fused_moe.cutlass_fused_moe(x, ids, weights, self.up_gate, self.down, x.dtype, None)[0]
+        return flashinfer.fused_moe.cutlass_fused_moe(
+            x,
+            ids,
+            weights,
+            self.up_gate,
+            self.down,
+            x.dtype,
+            self.scales,
+            use_deepseek_fp8_block_scale=bool(self.scales),
+        )[0]
 
     def exact(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         out, inner = torch.zeros_like(x), self.experts.intermediate_size
         for expert in ids.unique().tolist():
             rows, slots = torch.where(ids == expert)
-            sums = linear(x[rows], self.up_gate[expert])
-            hidden = torch.nn.functional.silu(sums[:, inner:]) * sums[:, :inner]
-            out.index_add_(0, rows, linear(hidden, self.down[expert]) * weights[rows, slots].unsqueeze(1))
+            sums = F.linear(x[rows], self.up_gate[expert])
+            hidden = F.silu(sums[:, inner:]) * sums[:, :inner]
+            out.index_add_(0, rows, F.linear(hidden, self.down[expert]) * weights[rows, slots].unsqueeze(1))
         return out

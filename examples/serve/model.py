@@ -20,7 +20,7 @@ from torch.nn.functional import embedding, linear
 
 import flashinfer
 from serve.experts import ExpertLayer, Experts
-from serve.linear import GatedMlp, Linear, Weights
+from serve.linear import BLOCK, Fp8Linear, GatedMlp, Linear, Weights
 from serve.parallel import TensorParallel
 from serve.recurrent import Places, Recurrent, RecurrentLayer, States
 
@@ -262,10 +262,10 @@ class Rows(Protocol):
 class Attention:
     """Attention of one layer, over pages."""
 
-    def __init__(self, config: LlamaConfig, weights: Weights, prefix: str) -> None:
+    def __init__(self, config: LlamaConfig, weights: Weights, prefix: str, linear: type[Linear]) -> None:
         self.config = config
-        self.qkv = Linear.of(weights, f"{prefix}.self_attn", "q_proj", "k_proj", "v_proj")
-        self.out = Linear.of(weights, f"{prefix}.self_attn", "o_proj")
+        self.qkv = linear.of(weights, f"{prefix}.self_attn", "q_proj", "k_proj", "v_proj")
+        self.out = linear.of(weights, f"{prefix}.self_attn", "o_proj")
         self.head_norms: Optional[tuple[torch.Tensor, torch.Tensor]] = None
         if config.has_head_norms:
             norms = (weights[f"{prefix}.self_attn.{name}_norm.weight"] for name in "qk")
@@ -295,22 +295,22 @@ class Attention:
 class Layer:
     """Attention or a recurrent layer, then the MLP. The model runs the norm before each, fused with the addition."""
 
-    def __init__(self, config: LlamaConfig, weights: Weights, index: int) -> None:
+    def __init__(self, config: LlamaConfig, weights: Weights, index: int, linear: type[Linear]) -> None:
         prefix = f"model.layers.{index}"
         self.input_norm = weights[f"{prefix}.input_layernorm.weight"]
         self.post_attention_norm = weights[f"{prefix}.post_attention_layernorm.weight"]
         self.attention: Optional[Attention] = None
         self.recurrent: Optional[RecurrentLayer] = None
         if config.recurrent is not None and index in config.recurrent.layers:
-            self.recurrent = RecurrentLayer(config.recurrent, weights, prefix, config.eps)
+            self.recurrent = RecurrentLayer(config.recurrent, weights, prefix, config.eps, linear)
         else:
-            self.attention = Attention(config, weights, prefix)
+            self.attention = Attention(config, weights, prefix, linear)
         self.experts: Optional[ExpertLayer] = None
         if has_experts(config, index):
             assert config.experts is not None
-            self.experts = ExpertLayer(config.experts, weights, prefix)
+            self.experts = ExpertLayer(config.experts, weights, prefix, linear)
         else:
-            self.dense = GatedMlp(weights, f"{prefix}.mlp")
+            self.dense = GatedMlp(weights, f"{prefix}.mlp", linear)
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
         return self.dense(x) if self.experts is None else self.experts(x)
@@ -327,6 +327,8 @@ class Llama:
     dtype : torch.dtype
         Dtype of the computation: float16 or bfloat16; on the CPU also float32.
     device : Union[str, torch.device]
+    fp8 : bool
+        Quantise projections and experts to e4m3 in blocks of 128 x 128; ``dtype`` is bfloat16 then.
     parallel : Optional[TensorParallel]
         The ranks that share the model; ``config`` and ``weights`` are those of the whole model.
     """
@@ -338,14 +340,18 @@ class Llama:
         dtype: torch.dtype,
         device: Union[str, torch.device],
         parallel: Optional[TensorParallel] = None,
+        fp8: bool = False,
     ) -> None:
         self.parallel, self.num_parameters = parallel, sum(weight.numel() for weight in weights.values())
         if parallel is not None:
             config, weights = parallel.split(config, weights)
+        if fp8:
+            check_fp8(config, dtype, torch.device(device))
         weights = {name: weight.detach().to(device, dtype) for name, weight in weights.items()}
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self.embedding = weights["model.embed_tokens.weight"]
-        self.layers = [Layer(config, weights, i) for i in range(config.num_layers)]
+        linear = Fp8Linear if fp8 else Linear
+        self.fp8, self.layers = fp8, [Layer(config, weights, i, linear) for i in range(config.num_layers)]
         self.norm = weights["model.norm.weight"]
         self.head = self.embedding if config.tied else weights["lm_head.weight"]
         if parallel is not None:
@@ -400,6 +406,17 @@ class Llama:
             flashinfer.gemma_fused_add_rmsnorm(x, residual, weight, eps)
         else:
             flashinfer.fused_add_rmsnorm(x, residual, weight, eps)
+
+
+def check_fp8(config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ``ValueError`` for what the products of e4m3 weights do not take."""
+    if dtype is not torch.bfloat16:
+        raise ValueError(f"fp8: dtype is {dtype}, expected torch.bfloat16 beside e4m3 weights")
+    if device.type == "cuda" and not flashinfer.utils.is_sm90a_supported(device):
+        raise ValueError(f"fp8: device is {torch.cuda.get_device_name(device)}, expected Hopper or the CPU")
+    sizes = (config.hidden_size, 0 if config.experts is None else config.experts.intermediate_size)
+    if config.experts is not None and any(size % BLOCK for size in sizes):
+        raise ValueError(f"fp8: hidden size and columns of experts are {sizes}, expected multiples of {BLOCK}")
 
 
 def rmsnorm_of(config: LlamaConfig) -> Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]:

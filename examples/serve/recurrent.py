@@ -116,17 +116,21 @@ class RecurrentLayer:
     layer : str
         Prefix of the names, ``model.layers.0``.
     eps : float
+    linear : type[Linear]
+        Kind of the projections; that of the gates, which the states depend on most, stays in 16 bits.
     """
 
-    def __init__(self, sizes: Recurrent, weights: Weights, layer: str, eps: float) -> None:
+    def __init__(
+        self, sizes: Recurrent, weights: Weights, layer: str, eps: float, linear: type[Linear] = Linear
+    ) -> None:
         prefix = f"{layer}.linear_attn"
         self.sizes, self.eps = sizes, eps
-        self.project = Linear(self._by_kind(weights, prefix))
+        self.project = linear(self._by_kind(weights, prefix))
         self.gates = Linear(self._gates(weights, prefix))
         self.taps = weights[f"{prefix}.conv1d.weight"]
         self.a_log, self.dt_bias = (weights[f"{prefix}.{name}"].float() for name in ("A_log", "dt_bias"))
         self.norm = weights[f"{prefix}.norm.weight"]
-        self.out = Linear.of(weights, prefix, "out_proj")
+        self.out = linear.of(weights, prefix, "out_proj")
 
     def _by_kind(self, weights: Weights, prefix: str) -> torch.Tensor:
         """Return the first projection with all queries first, then keys, values, gates: stored by key head."""
