@@ -66,6 +66,49 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
     return flat
 
 
+def _listed_blocks(
+    op: str, indices: Optional[torch.Tensor], counts: Optional[torch.Tensor], block_rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``indptr`` and ``indices`` of lists of equal length, of which the first ``counts`` entries are used."""
+    if indices is None or counts is None:
+        raise ArgumentError(f"{op}: q2k_indices and q2k_num must be given together, got one of them")
+    columns, used = to_host(op, q2k_indices=indices, q2k_num=counts)
+    if columns.ndim != 2 or columns.shape[0] != block_rows:
+        raise ArgumentError(
+            f"{op}: q2k_indices must have shape ({block_rows}, most) (one pattern for all heads), got {columns.shape}"
+        )
+    if used.shape != (block_rows,) or (used.size and (used.min() < 0 or used.max() > columns.shape[1])):
+        raise ArgumentError(
+            f"{op}: q2k_num must be {block_rows} numbers from 0 to {columns.shape[1]} (columns of q2k_indices), got "
+            f"{used.tolist()!r:.80}"
+        )
+    chosen = columns[np.arange(columns.shape[1]) < used[:, None]]
+    offsets = np.concatenate([[0], np.cumsum(used)]).astype(np.int32)
+    return torch.from_numpy(offsets), torch.from_numpy(np.ascontiguousarray(chosen, dtype=np.int32))
+
+
+def _existing_keys(op: str, lens: torch.Tensor, used: np.ndarray, blocks: int, C: int) -> Optional[np.ndarray]:
+    """Return ``(nnz, 1, C)``: which keys of the listed blocks exist. None if all of them do."""
+    (host,) = to_host(op, kv_block_lens=lens)
+    if host.shape != (blocks,) or (host.size and (host.min() < 0 or host.max() > C)):
+        raise ArgumentError(
+            f"{op}: kv_block_lens must be {blocks} numbers (N / C) from 0 to {C}, got {host.tolist()!r:.80}"
+        )
+    existing = np.arange(C) < host[used][:, None]
+    return None if existing.all() else existing[:, None]
+
+
+def _causal_blocks(offsets: np.ndarray, M: int, R: int, C: int) -> np.ndarray:
+    """Return ``(nnz, R, C)``: what a row of blocks sees of the keys that it has, right ends aligned."""
+    offsets = offsets.astype(np.int64)
+    counts = np.diff(offsets)
+    queries = np.minimum(R, M - R * np.arange(counts.size))
+    last = np.repeat(counts * C - queries, counts)  # position of the last key that the first query of a row sees
+    first = (np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)) * C
+    keys = first[:, None, None] + np.arange(C)
+    return keys <= last[:, None, None] + np.arange(R)[:, None]
+
+
 class BlockSparseAttentionWrapper(CompositeWrapper):
     r"""Attention of ``M`` queries to ``N`` keys where only listed blocks of ``R`` queries and ``C`` keys are computed.
 
@@ -158,7 +201,12 @@ class BlockSparseAttentionWrapper(CompositeWrapper):
             Causal over the keys that a row of blocks has, right ends aligned.
         o_data_type : Union[str, torch.dtype]
             dtype of the output.
-        block_mask, kv_block_lens, q2k_indices, q2k_num, kv_splits, use_clc, q_scale, k_scale, v_scale
+        kv_block_lens : Optional[torch.Tensor]
+            ``(N / C,)``: keys of each block that exist; those after them are padding, which no query sees.
+        q2k_indices, q2k_num : Optional[torch.Tensor]
+            The pattern without ``indptr`` and ``indices``: row i of ``(ceil(M / R), most)`` has the columns of the
+            blocks of row i, of which the first ``q2k_num[i]`` count.
+        block_mask, kv_splits, use_clc, q_scale, k_scale, v_scale
             Arguments of backends for SM100; must be None.
 
         The other arguments are those of :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
@@ -167,9 +215,6 @@ class BlockSparseAttentionWrapper(CompositeWrapper):
         if block_mask is not None:
             raise ArgumentError(f"{op}: block_mask must be None (indptr and indices are the pattern), got a value")
         for name, value in {
-            "kv_block_lens": kv_block_lens,
-            "q2k_indices": q2k_indices,
-            "q2k_num": q2k_num,
             "kv_splits": kv_splits,
             "use_clc": use_clc,
             "q_scale": q_scale,
@@ -178,12 +223,16 @@ class BlockSparseAttentionWrapper(CompositeWrapper):
         }.items():
             if value is not None:
                 raise ArgumentError(f"{op}: {name} must be None (only backends for SM100 take it), got a value")
-        if indptr is None or indices is None:
-            raise ArgumentError(f"{op}: indptr or indices must be tensors, got None")
         if min(M, N) < 0 or min(R, C) < 1 or N % C:
             raise ArgumentError(f"{op}: blocks of R x C must divide the {N} keys, got M, N, R, C = {M}, {N}, {R}, {C}")
-        offsets, columns = to_host(op, indptr=indptr, indices=indices)
         block_rows = -(-M // R)
+        if q2k_indices is not None or q2k_num is not None:
+            if indptr is not None or indices is not None:
+                raise ArgumentError(f"{op}: indptr and indices must be None with q2k_indices, got both")
+            indptr, indices = _listed_blocks(op, q2k_indices, q2k_num, block_rows)
+        if indptr is None or indices is None:
+            raise ArgumentError(f"{op}: indptr or indices must be tensors, got None")
+        offsets, columns = to_host(op, indptr=indptr, indices=indices)
         if offsets.size != block_rows + 1:
             raise ArgumentError(
                 f"{op}: indptr must have {block_rows + 1} elements (ceil(M / R) + 1), got {offsets.size}"
@@ -196,6 +245,16 @@ class BlockSparseAttentionWrapper(CompositeWrapper):
             raise ArgumentError(
                 f"{op}: indices must be columns of blocks from 0 to {N // C - 1}, got indices out of bound"
             )
+        if kv_block_lens is not None:
+            if packed_mask is not None:
+                raise ArgumentError(f"{op}: packed_mask must be None with kv_block_lens (give mask), got both")
+            existing = _existing_keys(op, kv_block_lens, used, N // C, C)
+            if existing is not None:
+                if mask is not None and tuple(mask.shape[1:]) != (R, C):
+                    raise ArgumentError(f"{op}: mask must have shape ({used.size}, {R}, {C}), got {tuple(mask.shape)}")
+                visible = existing & _causal_blocks(offsets, M, R, C) if causal else existing.repeat(R, axis=1)
+                own = torch.from_numpy(visible).to(self.device)
+                mask = own if mask is None else own & mask[: used.size].to(own.device)
         rows = np.minimum(np.arange(block_rows + 1, dtype=np.int64) * R, M).astype(np.int32)
         if mask is not None:
             mask = self._row_masks(op, mask, indptr, offsets, M, R)

@@ -56,6 +56,51 @@ def test_masks_inside_blocks(device, R, C):
         close(wrapper.run(q, k, v, return_lse=True), Attention(mask=dense, sm_scale=0.3)(q, k, v))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_blocks_of_fewer_keys(device, causal, is_masked):
+    """Check blocks whose last keys are padding: the result is that of a mask without them."""
+    M, N, R, C = 42, 64, 16, 8
+    indptr, indices, dense = pattern_of(M, N, R, C, 0.6)
+    lens = torch.randint(0, C + 1, (N // C,))
+    exists = (torch.arange(C) < lens[:, None]).flatten()
+    mask = torch.rand(len(indices), R, C) < 0.7 if is_masked else None
+    seen = torch.zeros_like(dense)
+    for row, (begin, end) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
+        queries = min(R, M - row * R)
+        for i in range(begin, end):
+            at = (i - begin) * C + torch.arange(C)  # among the keys of this row of blocks
+            block = torch.ones(queries, C, dtype=torch.bool) if mask is None else mask[i, :queries]
+            if causal and mask is None:
+                block = at <= ((end - begin) * C - queries + torch.arange(queries))[:, None]
+            seen[row * R : row * R + queries, int(indices[i]) * C : (int(indices[i]) + 1) * C] = block
+    q, k, v = tensors(M, N, device)
+    k[~exists.to(device)] = torch.nan
+    v[~exists.to(device)] = 0
+    wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
+    sizes = (M, N, R, C, HEADS, KV_HEADS, DIM)
+    given = None if mask is None else mask.to(device)
+    causes = causal and mask is None
+    wrapper.plan(indptr, indices, *sizes, mask=given, causal=causes, kv_block_lens=lens.int().to(device))
+    k0 = k.nan_to_num(0)
+    close(wrapper.run(q, k, v, return_lse=True), Attention(mask=seen & exists)(q, k0, v))
+
+
+def test_lists_of_blocks(device):
+    """Check a pattern given as lists of equal length with counts."""
+    M, N, R, C = 40, 64, 8, 16
+    indptr, indices, dense = pattern_of(M, N, R, C, 0.5)
+    counts = indptr[1:] - indptr[:-1]
+    lists = torch.full((len(counts), N // C), 99, dtype=torch.int32)
+    for row, count in enumerate(counts.tolist()):
+        lists[row, :count] = indices[indptr[row] : indptr[row] + count]
+    wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
+    sizes = (M, N, R, C, HEADS, KV_HEADS, DIM)
+    wrapper.plan(None, None, *sizes, q2k_indices=lists.to(device), q2k_num=counts.int().to(device))
+    q, k, v = tensors(M, N, device)
+    close(wrapper.run(q, k, v, return_lse=True), Attention(mask=dense)(q, k, v))
+
+
 def test_convert_bsr_mask_layout(device):
     indptr, R, C = torch.tensor([0, 2, 2, 5]), 3, 4
     mask = torch.rand(5, R, C, device=device) < 0.5
@@ -75,10 +120,25 @@ def test_causal_and_legacy_names(device):
 
 
 PLAN = {"indptr": torch.tensor([0, 1, 2]), "indices": torch.tensor([0, 1]), "M": 32, "N": 32, "R": 16, "C": 16}
-SM100_ONLY = ["kv_block_lens", "q2k_indices", "q2k_num", "kv_splits", "use_clc", "q_scale", "k_scale", "v_scale"]
+LISTS = {"indptr": None, "indices": None, "q2k_indices": torch.tensor([[0], [1]]), "q2k_num": torch.tensor([1, 1])}
+SM100_ONLY = ["kv_splits", "use_clc", "q_scale", "k_scale", "v_scale"]
 BAD = [
     ({"block_mask": torch.ones(1)}, "block_mask must be None.*, got a value"),
     *(({name: 1}, f"{name} must be None.*only backends for SM100.*, got a value") for name in SM100_ONLY),
+    ({"q2k_num": torch.ones(2)}, "indptr and indices must be None with q2k_indices.*, got both"),
+    ({"kv_block_lens": torch.tensor([16, 17])}, "kv_block_lens must be 2 numbers (N / C) from 0 to 16.*, got [16, 17]"),
+    ({"kv_block_lens": torch.tensor([16])}, "kv_block_lens must be 2 numbers.*, got [16]"),
+    (
+        {"kv_block_lens": torch.tensor([8, 16]), "packed_mask": torch.ones(64, dtype=torch.uint8)},
+        "packed_mask must be None with kv_block_lens.*, got both",
+    ),
+    (
+        {"kv_block_lens": torch.tensor([8, 16]), "mask": torch.ones(2, 16, 8, dtype=torch.bool)},
+        "mask must have shape (2, 16, 16).*, got (2, 16, 8)",
+    ),
+    (LISTS | {"q2k_num": None}, "q2k_indices and q2k_num must be given together.*, got one of them"),
+    (LISTS | {"q2k_indices": torch.zeros(3, 1, dtype=torch.int32)}, "q2k_indices must have shape (2, most).*, got (3, 1)"),
+    (LISTS | {"q2k_num": torch.tensor([1, 2])}, "q2k_num must be 2 numbers from 0 to 1.*, got [1, 2]"),
     ({"indptr": None}, "indptr or indices must be tensors, got None"),
     ({"indices": torch.tensor([0, 2])}, "indices out of bound"),
     ({"indices": torch.tensor(0)}, "indices must have 1 dimension.*, got 0"),
