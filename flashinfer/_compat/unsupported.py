@@ -84,6 +84,7 @@ def needs(
     has_choices = parameters is not None and "backend" in probed.__signature__.parameters
     probed.has_backend_choices = lambda: has_choices
     probed.suitable_auto_backends = []
+    probed.experimental_backends = frozenset()
     if trace is None:
 
         def fi_trace(*args: Any, **kwargs: Any) -> NoReturn:

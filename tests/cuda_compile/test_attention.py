@@ -84,6 +84,19 @@ def test_variants_of_front_doors(hopper, tmp_path):
         compile_units(tmp_path, sources, spec.generated)
 
 
+@pytest.mark.parametrize("target", ["9.0a", pytest.param("8.0", marks=pytest.mark.full)])
+def test_bidirectional_ranges(hopper, monkeypatch, tmp_path, target):
+    """Compile the variant that reads ranges: a tile of few rows and one of many, with windows and without masks."""
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", target)
+    monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", NO_SPILLS)
+    bf16 = torch.bfloat16
+    spec = attention.gen_batch_prefill_bidirectional_ranges_module("fa2", bf16, bf16, bf16, I32, 128, 128, device="cuda")
+    units = ("16_paged", "64_paged")
+    sources = [source for source in spec.sources if source.stem.partition("prefill_")[2] in units]
+    assert len(sources) == len(units)
+    compile_units(tmp_path, sources, spec.generated)
+
+
 def test_a_variant_without_softmax_or_members(hopper, tmp_path):
     """Compile a variant class without scale: tiles of few rows, as in decode, and of many."""
     types, dims = (F16, F16, F16, I32), (64, 64)

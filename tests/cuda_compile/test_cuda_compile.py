@@ -22,7 +22,7 @@ from flashinfer.jit.codegen import NO_SPECIAL_FUNCTIONS
 from flashinfer.jit.core import JitSpec
 from flashinfer.jit.cpp_ext import Commands
 from flashinfer.jit.load import _load_library
-from flashinfer.jit.norm import gen_norm_module
+from flashinfer.jit.norm import gen_norm_block_quant_module, gen_norm_module
 
 from .fatbin import compile_units
 from .options import COMPILES, NO_SPILLS
@@ -180,6 +180,14 @@ def test_other_targets(hopper, monkeypatch, tmp_path, targets):
         generated.update(spec.generated)
         units.append(next(source for source in spec.sources if source in spec.generated))
     compile_units(tmp_path, units, generated)
+
+
+def test_quantising_norm_on_other_targets(hopper, monkeypatch, tmp_path):
+    """Compile the residual norm with e4m3 blocks where conversions to e4m3 are instructions, and where they are not."""
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0 8.9 10.0a")
+    monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", NO_SPILLS)
+    spec = gen_norm_block_quant_module("cuda")
+    compile_units(tmp_path, list(spec.generated), spec.generated)
 
 
 def test_device_linking(hopper, tmp_path):
