@@ -2,6 +2,7 @@
 """PEP 517 build backend: builds modules ahead of time with the flashinfer of this repository, and packs them.
 
 The options of ``python -m flashinfer.aot`` are given as ``-C aot="--cpu-target x86-64-v3 --family norm"``.
+``-C provider=sm90a`` makes a package of one CUDA architecture, ``-C shim="sm80 sm90a"`` the one that requires them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from setuptools import build_meta as _setuptools
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-PACKAGE = "flashinfer_jit_cache"
+PACKAGE, DISTRIBUTION = "flashinfer_jit_cache", "flashinfer-jit-cache"
 
 
 def _platform_tag(libraries: Path) -> str:
@@ -54,14 +55,17 @@ def _version(config_settings: Any) -> str:
 
 
 @contextlib.contextmanager
-def _staged() -> Iterator[Path]:
+def _staged(package: str, distribution: str, source: str) -> Iterator[Path]:
     """Make a temporary copy of the package the working directory: the checkout stays as it was."""
     with tempfile.TemporaryDirectory(prefix="flashinfer-jit-cache-") as name:
         stage, before = Path(name), Path.cwd()
-        for file in ("pyproject.toml", "README.md"):
-            shutil.copy2(HERE / file, stage / file)
-        (stage / PACKAGE).mkdir()
-        shutil.copy2(HERE / "src" / PACKAGE / "__init__.py", stage / PACKAGE)
+        shutil.copy2(HERE / "README.md", stage / "README.md")
+        project = (HERE / "pyproject.toml").read_text()
+        for old, new in ((f'name = "{DISTRIBUTION}"', f'name = "{distribution}"'), (PACKAGE, package)):
+            project = project.replace(old, new)
+        (stage / "pyproject.toml").write_text(project)
+        (stage / package).mkdir()
+        shutil.copy2(HERE / "src" / PACKAGE / source, stage / package / "__init__.py")
         os.chdir(stage)
         try:
             yield stage
@@ -69,20 +73,57 @@ def _staged() -> Iterator[Path]:
             os.chdir(before)
 
 
+def _target(provider: str) -> str:
+    """Return the target ``9.0a`` of the provider ``sm90a``."""
+    found = re.fullmatch(r"sm(\d+)(\d[af]?)", provider)
+    if found is None:
+        raise ValueError(f"provider must be an architecture such as sm80, sm90a or sm120f, got {provider!r}")
+    return f"{found[1]}.{found[2]}"
+
+
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: Optional[str] = None) -> str:
     sys.path.insert(0, str(ROOT))
+    settings = dict(config_settings or {})
+    target, provider = os.path.abspath(wheel_directory), settings.get("provider", "")
+    if "shim" in settings:
+        return _build_shim(target, settings)
+    if provider:
+        os.environ["FLASHINFER_CUDA_ARCH_LIST"] = _target(provider)
     from flashinfer import aot
 
-    target = os.path.abspath(wheel_directory)
-    options = shlex.split((config_settings or {}).get("aot", ""))
-    with _staged() as stage:
+    package, distribution, source = PACKAGE, DISTRIBUTION, "__init__.py"
+    if provider:
+        package, distribution, source = f"{PACKAGE}_{provider}", f"{DISTRIBUTION}-{provider}", "_provider.py"
+    with _staged(package, distribution, source) as stage:
         os.environ["FLASHINFER_AOT_DIR"] = str(stage / "none")  # modules of an installed package are built all the same
-        modules, version = stage / PACKAGE / "jit_cache", _version(config_settings)
+        modules, version = stage / package / "jit_cache", _version(settings)
         # Finished modules stay in build/: an interrupted build goes on where it stopped.
-        aot.main([*options, "--out-dir", str(modules), "--build-dir", str(HERE / "build" / version)])
-        (stage / "version.txt").write_text(f"{version}\n")
-        (stage / PACKAGE / "_version.py").write_text(f'__version__ = "{version}"\n')
+        build = HERE / "build" / "-".join([version, *os.environ.get("FLASHINFER_CUDA_ARCH_LIST", "").split()])
+        aot.main([*shlex.split(settings.get("aot", "")), "--out-dir", str(modules), "--build-dir", str(build)])
+        _write_version(stage, package, version)
         return _setuptools.build_wheel(target, {"--build-option": [f"--plat-name={_platform_tag(modules)}"]})
+
+
+def _build_shim(target: str, settings: Any) -> str:
+    """Build the wheel without modules that requires a provider for each architecture."""
+    names = settings["shim"].split()
+    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = " ".join(_target(name) for name in names)
+    if not names:
+        raise ValueError("shim must name architectures, such as 'sm80 sm90a', got none")
+    version = _version(settings)
+    with _staged(PACKAGE, DISTRIBUTION, "_shim.py") as stage:
+        required = "".join(f'  "{DISTRIBUTION}-{name}=={version}",\n' for name in names)
+        project = (stage / "pyproject.toml").read_text()
+        dynamic = 'dynamic = ["version"]\n'
+        (stage / "pyproject.toml").write_text(project.replace(dynamic, f"{dynamic}dependencies = [\n{required}]\n"))
+        _write_version(stage, PACKAGE, version)
+        (stage / PACKAGE / "_names.py").write_text(f"NAMES = {tuple(names)!r}\n")
+        return _setuptools.build_wheel(target)
+
+
+def _write_version(stage: Path, package: str, version: str) -> None:
+    (stage / "version.txt").write_text(f"{version}\n")
+    (stage / package / "_version.py").write_text(f'__version__ = "{version}"\n')
 
 
 def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
