@@ -90,7 +90,9 @@ def test_bidirectional_ranges(hopper, monkeypatch, tmp_path, target):
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", target)
     monkeypatch.setenv("FLASHINFER_EXTRA_CUDAFLAGS", NO_SPILLS)
     bf16 = torch.bfloat16
-    spec = attention.gen_batch_prefill_bidirectional_ranges_module("fa2", bf16, bf16, bf16, I32, 128, 128, device="cuda")
+    spec = attention.gen_batch_prefill_bidirectional_ranges_module(
+        "fa2", bf16, bf16, bf16, I32, 128, 128, device="cuda"
+    )
     units = ("16_paged", "64_paged")
     sources = [source for source in spec.sources if source.stem.partition("prefill_")[2] in units]
     assert len(sources) == len(units)

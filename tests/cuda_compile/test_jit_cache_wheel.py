@@ -151,7 +151,9 @@ def test_minimal_installation_from_an_index(wheels, tmp_path):
     )
     chosen = minimal_jit_cache_wheel(wheel, ["9.0a"], subprocess.run)
     assert chosen.providers == (f"flashinfer-jit-cache-sm90a=={version}",) and not chosen.has_dependencies
-    with pytest.raises(RuntimeError, match=r"No published jit-cache provider .* sm75\. Available providers: sm80, sm90a"):
+    with pytest.raises(
+        RuntimeError, match=r"No published jit-cache provider .* sm75\. Available providers: sm80, sm90a"
+    ):
         minimal_jit_cache_wheel(wheel, ["sm75"], subprocess.run)
 
 

@@ -137,7 +137,10 @@ BAD = [
         "mask must have shape (2, 16, 16).*, got (2, 16, 8)",
     ),
     (LISTS | {"q2k_num": None}, "q2k_indices and q2k_num must be given together.*, got one of them"),
-    (LISTS | {"q2k_indices": torch.zeros(3, 1, dtype=torch.int32)}, "q2k_indices must have shape (2, most).*, got (3, 1)"),
+    (
+        LISTS | {"q2k_indices": torch.zeros(3, 1, dtype=torch.int32)},
+        "q2k_indices must have shape (2, most).*, got (3, 1)",
+    ),
     (LISTS | {"q2k_num": torch.tensor([1, 2])}, "q2k_num must be 2 numbers from 0 to 1.*, got [1, 2]"),
     ({"indptr": None}, "indptr or indices must be tensors, got None"),
     ({"indices": torch.tensor([0, 2])}, "indices out of bound"),
