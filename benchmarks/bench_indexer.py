@@ -9,7 +9,12 @@ from __future__ import annotations
 import torch
 from harness import Bench, case, main, nbytes, rand
 
-from flashinfer.indexer import compute_paged_mqa_logits_schedule, fp8_paged_mqa_logits, padded_seq_len
+from flashinfer.indexer import (
+    compute_paged_mqa_logits_schedule,
+    fp8_paged_mqa_logits,
+    fp8_ragged_mqa_logits,
+    padded_seq_len,
+)
 from flashinfer.trace.templates import indexer as templates
 
 # DeepSeek-V3.2 with and without a draft token, one long request, and Step.
@@ -39,6 +44,27 @@ def logits(batch_size: int, seq_len: int, heads: int, head_dim: int, next_n: int
         tolerance=(2e-2, 2e-2),
         bytes=nbytes(q, kv, weights, tables, out),
         flops=2 * rows * heads * head_dim * seq_len,
+        flops_dtype=torch.float8_e4m3fn,
+    )
+
+
+@case(
+    "fp8_ragged_mqa_logits",
+    cpu=[{"tokens": 16, "keys": 512, "heads": 64, "head_dim": 128}],
+    cuda=[{"tokens": tokens, "keys": 8192, "heads": 64, "head_dim": 128} for tokens in (256, 4096)],
+)
+def ragged(tokens: int, keys: int, heads: int, head_dim: int) -> Bench:
+    """The last tokens of one prompt, each of which sees what comes before it."""
+    q, k = (rand(*shape, head_dim).to(torch.float8_e4m3fn) for shape in ((tokens, heads), (keys,)))
+    scales, weights, out = rand(keys).abs() + 0.5, rand(tokens, heads), torch.zeros(tokens, keys)
+    starts, ends = torch.zeros(tokens).int(), torch.arange(keys - tokens + 1, keys + 1).int()
+    return Bench(
+        run=lambda *x: fp8_ragged_mqa_logits(*x[:6], out=x[6]),
+        args=(q, k, scales, weights, starts, ends, out),
+        reference=lambda *x: templates.fp8_ragged_mqa_logits_trace.reference(*x[:6]),
+        tolerance=(2e-2, 2e-2),
+        bytes=nbytes(q, k, scales, weights, out),
+        flops=2 * heads * head_dim * int(ends.sum()),
         flops_dtype=torch.float8_e4m3fn,
     )
 

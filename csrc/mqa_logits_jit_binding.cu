@@ -3,4 +3,5 @@
 #include "mqa_logits.cu"
 
 FLASHINFER_EXPORT(mqa_logits, mqa_logits)
+FLASHINFER_EXPORT(ragged_mqa_logits, ragged_mqa_logits)
 FLASHINFER_EXPORT(mqa_schedule, mqa_schedule)

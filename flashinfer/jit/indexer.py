@@ -18,8 +18,9 @@ _SHAPES = ((64, 128, 1), (64, 128, 2), (8, 256, 1), (8, 256, 2))
 
 
 def gen_mqa_logits_module(backend: str = "cuda") -> JitSpec:
-    """Describe the module of index scores of any shape, and of their schedule."""
-    return stage("mqa_logits", backend=backend, kernels={"kernels": {}})
+    """Describe the module of index scores of any shape, over pages and over ragged keys, and of their schedule."""
+    headers = {"kernels": "mqa_logits.cuh", "ragged": "ragged_mqa_logits.cuh"}
+    return stage("mqa_logits", backend=backend, kernels={unit: {"header": name} for unit, name in headers.items()})
 
 
 def gen_mqa_logits_sm90_module(heads: int, dim: int, next_n: int) -> JitSpec:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import functools
 
-from flashinfer import attn_scores
+import torch
+
+from flashinfer import attn_scores, indexer
 
 from ..traced_calls import traced as _traced
 
@@ -22,6 +24,18 @@ CALLS = {
         num_heads=(8, 64),
         head_dim=(64, 128),
         block_size=(32, 64),
+    ),
+    "fp8_ragged_mqa_logits": traced(
+        indexer.fp8_ragged_mqa_logits,
+        more=lambda draw, made: {"k_ends": torch.randint(0, len(made["k"]) + 1, (len(made["q"]),)).int()},
+        keeps_rest=True,
+        any_strides=("weights", "k_scales"),
+        # Of a range that is empty, a first key behind the last is as right.
+        any_number=("k_starts", "k_ends"),
+        num_tokens=(1, 3, 9),
+        num_keys=(1, 70),
+        num_heads=(4, 8, 64),
+        head_dim=(32, 128),
     ),
     "compute_paged_mqa_logits_schedule": traced(
         attn_scores.compute_paged_mqa_logits_schedule, batch_size=(1, 3, 70), any_number=("seq_lens",)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index scores for SM90 on the CPU (tests/emulation): shapes, pages, shares of blocks, stale schedules, orders."""
+"""Index scores on the CPU (tests/emulation): shapes, pages, shares of blocks, stale schedules, orders; ragged keys."""
 
 from __future__ import annotations
 
@@ -11,10 +11,21 @@ import torch
 from flashinfer.trace.templates.indexer import compute_paged_mqa_logits_schedule_trace
 
 from ..emulation.build import Library, compile_emulated
+from . import test_ragged_mqa_logits as ragged
 from .paged import check, make
 
 TENSORS = ("q", "kv_fused", "weights", "block_tables", "seq_lens", "schedule", "out")
 SIZES = ("batch", "next_n", "heads", "dim", "block_size", "pages", "page_stride", "width", "columns", "blocks")
+
+
+RAGGED = ("q", "k", "k_scales", "weights", "k_starts", "k_ends", "out")
+RAGGED_SIZES = ("tokens", "heads", "dim", "keys", "columns")
+
+
+class RaggedCall(ctypes.Structure):
+    """Struct of emulated_mqa_logits.cpp."""
+
+    _fields_ = [*((name, ctypes.c_void_p) for name in RAGGED), *((name, ctypes.c_int64) for name in RAGGED_SIZES)]
 
 
 class Call(ctypes.Structure):
@@ -28,7 +39,9 @@ def library(tmp_path_factory) -> Library:
     return compile_emulated("emulated_mqa_logits.cpp", tmp_path_factory)
 
 
-def run(library: Library, made: dict, blocks: int, schedule: torch.Tensor | None = None) -> torch.Tensor:
+def run(
+    library: Library, made: dict, blocks: int, schedule: torch.Tensor | None = None, entry: str = "scores"
+) -> torch.Tensor:
     """Compute the schedule, unless it is given, and the scores; rows without keys stay infinite."""
     batch, next_n, heads, dim = made["q"].shape
     pages, block_size = made["kv_fused"].shape[:2]
@@ -43,7 +56,7 @@ def run(library: Library, made: dict, blocks: int, schedule: torch.Tensor | None
         assert library.call("schedule", ctypes.byref(call)) == 0
         expected = compute_paged_mqa_logits_schedule_trace.reference(made["seq_lens"], out=rows)
         assert torch.equal(rows, expected)
-    assert library.call("scores", ctypes.byref(call)) == 0
+    assert library.call(entry, ctypes.byref(call)) == 0
     return out[:, : made["max_seq_len"]]
 
 
@@ -80,3 +93,22 @@ def test_orders(library):
     for seed in range(3):
         library.seed(seed)
         check(made, run(library, made, 2))
+
+
+@pytest.mark.parametrize("heads, dim, next_n", [(64, 128, 1), (12, 96, 2)])
+def test_kernel_of_all_gpus(library, heads, dim, next_n):
+    made = make("cpu", [150, 0, 20], num_heads=heads, head_dim=dim, next_n=next_n, block_size=32)
+    check(made, run(library, made, 1, entry="portable_scores"))
+
+
+@pytest.mark.parametrize("heads, dim", [(64, 128), (12, 96)])
+def test_ragged_keys(library, heads, dim):
+    """Ranges that leave the keys are cut; blocks of keys that no token sees are left out."""
+    made = ragged.make("cpu", [0] * 9 + [61, 100, 40], [*range(53, 62), 143, 150, 30], heads=heads, dim=dim)
+    out = torch.full((12, 160), torch.inf)
+    outside = {"k_starts": made["k_starts"].clone(), "k_ends": made["k_ends"].clone(), "out": out}
+    outside["k_starts"][0], outside["k_ends"][10] = -7, 1 << 30
+    pointers = [{**made, **outside}[name].data_ptr() for name in RAGGED]
+    assert library.call("ragged_scores", ctypes.byref(RaggedCall(*pointers, 12, heads, dim, 150, 160))) == 0
+    ragged.check(made, out[:, :150])
+    assert torch.equal(out[:, :150] == torch.inf, ~ragged.seen_of(made)) and bool(out[:, 150:].isinf().all())

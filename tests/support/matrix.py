@@ -206,6 +206,7 @@ ROWS = [
     row("recurrent.chunk_gated_delta_rule", "q k v", HALF, _DELTA),
     row("recurrent.chunk_gated_delta_rule", "initial_state", COLUMNS, _DELTA),
     row("indexer.fp8_paged_mqa_logits", "q", E4M3, {"batch_size": 3}),
+    row("indexer.fp8_ragged_mqa_logits", "q k", E4M3, {"num_tokens": 3}),
     Row("mla.sparse_mla", ("q", "kv_cache"), FLOATS, HALF, {"num_tokens": 3}, {"return_lse": True}),
     row("mhc.mhc_post", "x residual", BF16, {"num_tokens": 3}),
     row("mhc.mhc_pre_big_fuse", "residual", BF16, {"num_tokens": 3}),

@@ -346,6 +346,8 @@ def indexer_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     pages = {"q": fp8(16, 1, 64, 128), "kv_fused": uint8(2048, 64, 1, 132), "weights": fp32(16, 64)}
     yield flashinfer.indexer.fp8_paged_mqa_logits, {**pages, **tables}
     yield flashinfer.indexer.compute_paged_mqa_logits_schedule, {"seq_lens": int32(16)}
+    keys = {"k": fp8(8192, 128), "k_scales": fp32(8192), "k_starts": int32(2048), "k_ends": int32(2048)}
+    yield flashinfer.indexer.fp8_ragged_mqa_logits, {"q": fp8(2048, 64, 128), "weights": fp32(2048, 64), **keys}
 
 
 def sparse_mla_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

@@ -12,7 +12,7 @@ from ..notation import template_of_text
 from ..template import Const, Tensor, TraceTemplate, Var
 from .shared import normal, randint, seeded
 
-__all__ = ["compute_paged_mqa_logits_schedule_trace", "fp8_paged_mqa_logits_trace"]
+__all__ = ["compute_paged_mqa_logits_schedule_trace", "fp8_paged_mqa_logits_trace", "fp8_ragged_mqa_logits_trace"]
 
 
 def _unpacked(kv_fused: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,6 +94,45 @@ def _only(outputs: Any) -> torch.Tensor:
     return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
 
 
+def _fp8_ragged_mqa_logits_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    k_scales: torch.Tensor,
+    weights: torch.Tensor,
+    k_starts: torch.Tensor,
+    k_ends: torch.Tensor,
+    output_dtype: torch.dtype = torch.float32,
+    **_: Any,
+) -> torch.Tensor:
+    """Compute in float64 what lies within the ranges of the tokens."""
+    products = torch.einsum("thd,kd->thk", q.double(), k.double()).relu()
+    logits = torch.einsum("thk,th->tk", products, weights.double()) * k_scales.double()
+    place = torch.arange(len(k), device=q.device)[None, :]
+    seen = (place >= k_starts[:, None]) & (place < k_ends[:, None])
+    return torch.where(seen, logits, 0.0).to(output_dtype)
+
+
+def _fp8_ragged_mqa_logits_init(
+    *,
+    num_tokens: int,
+    num_heads: int = 64,
+    head_dim: int = 128,
+    num_keys: int = 300,
+    device: Any = "cuda",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Tokens that see all keys, so that all scores are defined."""
+    g = seeded(seed, device)
+    return {
+        "q": normal(g, num_tokens, num_heads, head_dim).to(torch.float8_e4m3fn),
+        "k": normal(g, num_keys, head_dim).to(torch.float8_e4m3fn),
+        "k_scales": normal(g, num_keys, dtype=torch.float32).abs() + 0.5,
+        "weights": normal(g, num_tokens, num_heads, dtype=torch.float32),
+        "k_starts": torch.zeros(num_tokens, dtype=torch.int32, device=device),
+        "k_ends": torch.full((num_tokens,), num_keys, dtype=torch.int32, device=device),
+    }
+
+
 def _compute_paged_mqa_logits_schedule_reference(
     seq_lens: torch.Tensor, out: Optional[torch.Tensor] = None, **_: Any
 ) -> torch.Tensor:
@@ -136,6 +175,20 @@ fp8_paged_mqa_logits_trace = template_of_text(
     init=_fp8_paged_mqa_logits_init,
     check=_fp8_paged_mqa_logits_check,
     description="Scores of cached keys for sparse attention: weighted sums over heads of relu(q . k).",
+)
+
+fp8_ragged_mqa_logits_trace = template_of_text(
+    "fp8_ragged_mqa_logits_H{num_heads}_D{head_dim}",
+    "ragged_mqa_logits",
+    var="num_tokens num_keys",
+    inputs="q[num_tokens, num_heads, head_dim]; k[num_keys, head_dim]; k_scales[num_keys];"
+    "weights[num_tokens, num_heads]; k_starts[num_tokens]; k_ends[num_tokens]",
+    outputs="logits[num_tokens, num_keys]:float32",
+    notes={"k_starts": "first key that each token sees", "k_ends": "end of the keys that each token sees"},
+    reference=_fp8_ragged_mqa_logits_reference,
+    init=_fp8_ragged_mqa_logits_init,
+    check=_fp8_paged_mqa_logits_check,
+    description="Scores of keys of a prefill for sparse attention: weighted sums over heads of relu(q . k).",
 )
 
 compute_paged_mqa_logits_schedule_trace = TraceTemplate(

@@ -7,12 +7,10 @@
 // once, and each of the four lanes of a row a quarter of 32 bytes. Keys stay in registers; queries come from L1.
 //   test  pytest tests/indexer      bench  python benchmarks/bench_indexer.py
 #pragma once
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-
 #include "../ptx/mma.cuh"
 #include "../ptx/pdl.cuh"
 #include "../utils.cuh"
+#include "load_e4m3.cuh"
 #include "schedule.cuh"
 #include "sum_heads.cuh"
 
@@ -21,28 +19,6 @@ namespace indexer {
 
 constexpr int WARPS = 4, WARP_KEYS = 16;
 constexpr int BLOCK_KEYS = WARPS * WARP_KEYS;
-
-/// Convert four e4m3 numbers to two pairs of halves.
-__device__ __forceinline__ void Halves(uint32_t x, uint32_t& low, uint32_t& high) {
-  const __half2_raw a = __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(x & 0xffff), __NV_E4M3);
-  const __half2_raw b = __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(x >> 16), __NV_E4M3);
-  low = uint32_t(a.x) | uint32_t(a.y) << 16;
-  high = uint32_t(b.x) | uint32_t(b.y) << 16;
-}
-
-/// Bytes [at, at + 8) of a key or a head; zeros if it does not exist. Rows are aligned to 4 bytes or to 1.
-template <bool ALIGNED>
-__device__ __forceinline__ uint2 LoadBytes(const uint8_t* from, bool exists) {
-  uint2 x = {0u, 0u};
-  if (!exists) return x;
-  if constexpr (ALIGNED) {
-    x = *reinterpret_cast<const uint2*>(from);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x.x |= uint32_t(from[i]) << 8 * i, x.y |= uint32_t(from[i + 4]) << 8 * i;
-  }
-  return x;
-}
 
 /// Grid (blocks of 64 keys, requests).
 template <int DIM, bool ALIGNED>

@@ -43,6 +43,21 @@ struct MqaLogitsParams {
   bool enable_pdl;
 };
 
+/// Scores of prefill: keys are rows of one tensor, and token t sees those from starts[t] up to ends[t].
+///   logits[t][j] = scales[j] * sum_h weights[t][h] * relu(q[t][h] . k[j])
+struct RaggedMqaLogitsParams {
+  const float8_e4m3_t* q;  ///< (tokens, heads, D)
+  const float8_e4m3_t* k;  ///< (keys, D)
+  const float* scales;     ///< (keys)
+  const float* weights;    ///< (tokens, heads)
+  const int32_t *starts, *ends;
+  void* out;  ///< (tokens, at least `keys`), float or half
+  int64_t q_stride_n, q_stride_h, k_stride, scales_stride, weights_stride, weights_stride_h, out_stride;
+  int32_t tokens, heads, dim, keys;
+  bool is_half;  ///< type of `out`
+  bool enable_pdl;
+};
+
 struct MqaScheduleParams {
   const int32_t* seq_lens;
   int64_t lens_stride;
@@ -91,9 +106,14 @@ inline bool IsReadableByTma(const MqaLogitsParams& p) {
          p.q_stride_t % 16 == 0 && p.q_stride_h % 16 == 0;
 }
 
+/// First key and end of the keys of token `t`, within the tensor.
+FLASHINFER_HD int StartOf(const RaggedMqaLogitsParams& p, int t) { return p.starts[t] > 0 ? p.starts[t] : 0; }
+FLASHINFER_HD int EndOf(const RaggedMqaLogitsParams& p, int t) { return p.ends[t] < p.keys ? p.ends[t] : p.keys; }
+
 }  // namespace indexer
 
 Status MqaLogits(const MqaLogitsParams& params, Stream stream);
+Status RaggedMqaLogits(const RaggedMqaLogitsParams& params, Stream stream);
 /// Hopper: the kernel that a module was built for, which has one shape.
 Status MqaLogitsSm90(const MqaLogitsParams& params, Stream stream);
 Status MqaSchedule(const MqaScheduleParams& params, Stream stream);

@@ -25,8 +25,9 @@ inline float Dot(const float* x, const float* y, int n) {
   return ReduceSum(even + odd);
 }
 
-/// Sum over the heads of one slot for one key.
-inline float SumHeads(const MqaLogitsParams& p, const float* q, const float* key, const float* weights) {
+/// Sum over the heads of one slot for one key. Params: those over pages, or over ragged keys.
+template <typename Params>
+inline float SumHeads(const Params& p, const float* q, const float* key, const float* weights) {
   float chain[CHAINS] = {};
   for (int h = 0; h < p.heads; ++h) {
     const float product = Dot(q + int64_t(h) * p.dim, key, p.dim);

@@ -38,7 +38,8 @@ struct ChainSums {
 };
 
 /// Store a score as the type of the result.
-__device__ __forceinline__ void StoreScore(const MqaLogitsParams& p, int64_t row, int column, float score) {
+template <typename Params>
+__device__ __forceinline__ void StoreScore(const Params& p, int64_t row, int column, float score) {
   const int64_t at = row * p.out_stride + column;
   if (p.is_half) {
     static_cast<__half*>(p.out)[at] = __float2half_rn(score);
