@@ -46,13 +46,26 @@ EMULATION_EXPORT int gdn(const Sizes* s, void* out, void* q, void* k, void* v, v
                           : Step<GatedDeltaRule, bfloat16_t, float>(p, nullptr));
 }
 
-EMULATION_EXPORT int kda(const Sizes* s, void* out, void* q, void* k, void* v, void* g, void* b, float* a_log,
-                         float* dt_bias, void* state, int32_t* slots, void*, int64_t is_bf16, int64_t is_any) {
+int RunKda(const Sizes* s, KimiDeltaRule::Gate gate, void* out, void* q, void* k, void* v, void* g, void* b,
+           float* a_log, float* dt_bias, void* state, int32_t* slots, int64_t is_bf16, int64_t is_any) {
   StepParams p = Make(*s, out, q, k, v, g, b, a_log, dt_bias, state, slots);
+  p.gate = gate;
   p.dt_bias = {dt_bias, {0, 0, s->key_dim}, ElementType::kFloat};
   p.is_vectorised = is_any == 0;
   return int(is_bf16 != 0 ? Step<KimiDeltaRule, bfloat16_t, bfloat16_t>(p, nullptr)
                           : Step<KimiDeltaRule, bfloat16_t, float>(p, nullptr));
+}
+
+EMULATION_EXPORT int kda(const Sizes* s, void* out, void* q, void* k, void* v, void* g, void* b, float* a_log,
+                         float* dt_bias, void* state, int32_t* slots, void*, int64_t is_bf16, int64_t is_any) {
+  constexpr auto GATE = KimiDeltaRule::Gate::kBounded;
+  return RunKda(s, GATE, out, q, k, v, g, b, a_log, dt_bias, state, slots, is_bf16, is_any);
+}
+
+EMULATION_EXPORT int kda_softplus(const Sizes* s, void* out, void* q, void* k, void* v, void* g, void* b, float* a_log,
+                                  float* dt_bias, void* state, int32_t* slots, void*, int64_t is_bf16, int64_t is_any) {
+  constexpr auto GATE = KimiDeltaRule::Gate::kSoftplus;
+  return RunKda(s, GATE, out, q, k, v, g, b, a_log, dt_bias, state, slots, is_bf16, is_any);
 }
 
 EMULATION_EXPORT int k_major(const Sizes* s, void* out, void* q, void* k, void* v, void* a, void* b, float* a_log,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from flashinfer.trace.templates.recurrent_kda import recurrent_kda_trace
 
 from ..emulation.build import Library, compile_emulated
 from .gdn_inputs import BF16
+from .test_softplus import HEADS, NUMBERS
+from .test_softplus import check as check_softplus
 
 LOG_DECAY, SOFTPLUS, BOUNDED = range(3)
 
@@ -104,6 +107,18 @@ def test_gates(library, gate):
     """Log decays, and gates without a bound."""
     case = Case([100], gate)
     case.close(*case.run(library))
+
+
+def test_softplus(library):
+    """The softplus of 64 tokens, read off a state to which nothing is added (test_softplus.py)."""
+    case, numbers, rate = Case([64], SOFTPLUS), torch.tensor(NUMBERS).repeat(128 // HEADS), 0.5 / 64
+    case.g = (numbers / 2).to(BF16).expand(1, 64, 1, 128).contiguous()
+    case.dt_bias = numbers - case.g[0, 0, 0].float()
+    case.a_log, case.beta = torch.full((1,), math.log(rate)), torch.full((1, 64, 1), -200.0).to(BF16)
+    case.pool = torch.ones_like(case.pool)
+    _, pool = case.run(library)
+    channels = pool[:1].view(1, 1, 128, 128 // HEADS, HEADS)
+    check_softplus(torch.ones_like(channels), channels, rate * 64, 4)
 
 
 @pytest.mark.parametrize("least", [0.0, -5.0, -100.0])

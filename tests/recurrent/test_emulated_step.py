@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any, Optional
 
 import pytest
@@ -13,6 +14,8 @@ from flashinfer.trace.templates.recurrent_rules import delta_rule, gdn_gates
 
 from ..emulation.build import Library, compile_emulated
 from .gdn_inputs import BF16, FP32, projections, states
+from .test_softplus import HEADS, NUMBERS
+from .test_softplus import check as check_softplus
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +79,20 @@ def test_kda(library, key_dim, tokens, state, is_any):
     output, after = delta_rule(kw["q"], kw["k"], kw["v"], -5 * torch.sigmoid(x), beta, pool, 0.5)
     close(run(library, "kda", kw, pool, None, None, is_any), output)
     close(pool, after[:, -1])
+
+
+@pytest.mark.parametrize("tokens, is_any", [(1, False), (3, False), (1, True)])
+def test_softplus_of_kda(library, tokens, is_any):
+    """The kernels' softplus, read off a state to which nothing is added (test_softplus.py)."""
+    kw = projections(1, tokens, 1, 1, 128, 48, device="cpu")
+    numbers, rate = torch.tensor(NUMBERS).repeat(128 // HEADS), 0.5 / tokens
+    kw["a"] = (numbers / 2).to(BF16).expand(1, tokens, 1, 128).contiguous()
+    kw["dt_bias"] = (numbers - kw["a"][0, 0, 0].float())[None]
+    kw["A_log"], kw["b"] = torch.full((1,), math.log(rate)), torch.full((1, tokens, 1), -200.0).to(BF16)
+    state = torch.ones(1, 1, 48, 128)
+    run(library, "kda_softplus", kw, state, None, None, is_any)
+    channels = state.view(1, 1, 48, 128 // HEADS, HEADS)
+    check_softplus(torch.ones_like(channels), channels, rate * tokens, 4)
 
 
 @pytest.mark.parametrize("key_dim", [64, 128, 256])
