@@ -8,12 +8,14 @@ with V before K, so that a chunk changes them by ``S <- S M + N``.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+import functools
+import inspect
+from typing import Any, Callable, NamedTuple, Optional, TypeVar, cast
 
 import torch
 
 from .._runtime.errors import ArgumentError
-from .gdn_prefill import chunk_gated_delta_rule
+from .gdn_prefill import choose_cp_chunk_len, chunk_gated_delta_rule, split_sms
 
 __all__ = [
     "BLK",
@@ -25,14 +27,41 @@ __all__ = [
     "cp_delta_rule_t_precompute_dsl_sm90",
 ]
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 BLK = 64  #: tokens of a block
 _LEAST_LOG2_DECAY = -64.0  # as in the kernels: smaller decays count as 2^-64
 
 
-def chunk_bound(n: int, total: int, chunk: int) -> int:
-    """Return the slot of the first chunk of sequence ``n`` if it begins at token ``total``."""
-    whole = min(n, total)
-    return whole + (total - whole) // chunk
+def chunk_bound(num_items: int, total: int, chunk_size: int) -> int:
+    """Return the slot of the first chunk of sequence ``num_items`` if it begins at token ``total``."""
+    whole = min(num_items, total)
+    return whole + (total - whole) // chunk_size
+
+
+def _placed(function: F) -> F:
+    """Add the published keywords that say where a step runs. Checks read no values, so there is none to skip."""
+
+    @functools.wraps(function)
+    def call(*args: Any, _skip_check: bool = False, _device: Any = None, _stream: Any = None, **kwargs: Any) -> Any:
+        if _device is None and _stream is None:
+            return function(*args, **kwargs)
+        x = next(x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor))
+        if _device is not None and torch.empty(0, device=_device).device != x.device:
+            raise ArgumentError(f"{function.__name__}: _device must be {x.device}, that of the tensors, got {_device}")
+        if _stream is None or not x.is_cuda:
+            return function(*args, **kwargs)
+        stream = torch.cuda.ExternalStream(_stream, device=x.device) if isinstance(_stream, int) else _stream
+        with torch.cuda.stream(stream):
+            return function(*args, **kwargs)
+
+    known = inspect.signature(function)
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in (("_skip_check", False), ("_device", None), ("_stream", None))
+    ]
+    call.__signature__ = known.replace(parameters=[*known.parameters.values(), *more])  # type: ignore[attr-defined]
+    return cast("F", call)
 
 
 class _Chunks(NamedTuple):
@@ -73,6 +102,7 @@ def _check_chunk(op: str, chunk: int, least: int = BLK) -> None:
         raise ArgumentError(f"{op}: cp_chunk_len must be a positive multiple of {least}, got {chunk}")
 
 
+@_placed
 def cp_delta_rule_t_precompute_dsl_sm90(
     k: torch.Tensor,
     beta: torch.Tensor,
@@ -93,6 +123,7 @@ def cp_delta_rule_t_precompute_dsl_sm90(
     return -solved.mT.to(k.dtype)
 
 
+@_placed
 def cp_delta_rule_mn_precompute_dsl_sm90(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -135,9 +166,10 @@ def cp_delta_rule_mn_precompute_dsl_sm90(
     return whole, sum_of
 
 
+@_placed
 def cp_delta_rule_fixup_dsl_sm90(
-    transfer: torch.Tensor,
-    state: torch.Tensor,
+    local_transfer: torch.Tensor,
+    local_state: torch.Tensor,
     cu_seqlens: torch.Tensor,
     total_seqlen: int,
     cp_chunk_len: int = 4096,
@@ -153,15 +185,17 @@ def cp_delta_rule_fixup_dsl_sm90(
         raise ArgumentError(f"{op}: _kernel_kind must be simt_row4, simt_row8 or hmma, got {_kernel_kind!r}")
     chunks = _chunks(cu_seqlens, total_seqlen, cp_chunk_len)
     count = cu_seqlens.shape[0] - 1
-    s = _starts(initial_state, state_indices, count, state)
+    s = _starts(initial_state, state_indices, count, local_state)
     starts = cu_seqlens.long()
     lengths = starts[1:] - starts[:-1]
-    result = torch.zeros(state.shape[0] + 1, *state.shape[1:], device=state.device)  # the last is for what is not used
+    result = torch.zeros(
+        local_state.shape[0] + 1, *local_state.shape[1:], device=local_state.device
+    )  # the last is for what is not used
     for j in range(-(-total_seqlen // cp_chunk_len)):
         takes = lengths > j * cp_chunk_len
-        slot = torch.where(takes, chunks.first + j, state.shape[0])
-        read = slot.clamp(max=max(state.shape[0] - 1, 0))
-        s = torch.where(takes.view(-1, 1, 1, 1), s @ transfer[read] + state[read], s)
+        slot = torch.where(takes, chunks.first + j, local_state.shape[0])
+        read = slot.clamp(max=max(local_state.shape[0] - 1, 0))
+        s = torch.where(takes.view(-1, 1, 1, 1), s @ local_transfer[read] + local_state[read], s)
         result[slot] = s
     return result[:-1]
 
@@ -175,6 +209,7 @@ def _starts(
     return (initial_state if state_indices is None else initial_state[state_indices.long()]).float()
 
 
+@_placed
 def cp_delta_rule_prefill_dsl_sm90(
     o: torch.Tensor,
     state: Optional[torch.Tensor],
@@ -187,7 +222,7 @@ def cp_delta_rule_prefill_dsl_sm90(
     scale: Optional[float],
     cu_seqlens: torch.Tensor,
     total_seqlen: int,
-    cp_chunk_len: int,
+    cp_chunk_len: int = 4096,
     max_seqlen: Optional[int] = None,
     initial_state: Optional[torch.Tensor] = None,
     state_indices: Optional[torch.Tensor] = None,
@@ -267,7 +302,14 @@ def cp_delta_rule_dsl_sm90(
     cp_chunk_len: Optional[int] = None,
     cp_chunk_len_granularity: int = 512,
 ) -> None:
-    """All steps: ``chunk_gated_delta_rule`` in its split form, with parts of ``cp_chunk_len`` tokens if given."""
+    """All steps: ``chunk_gated_delta_rule`` in its split form, with parts of ``cp_chunk_len`` tokens if given.
+
+    Otherwise their size is chosen by the number of heads, a multiple of ``cp_chunk_len_granularity``.
+    """
+    _check_chunk("cp_delta_rule_dsl_sm90", cp_chunk_len_granularity)
+    if cp_chunk_len is None:
+        requests, heads = cu_seqlens.shape[0] - 1, max(q.shape[1], v.shape[1])
+        cp_chunk_len = choose_cp_chunk_len(requests, q.shape[0], heads, split_sms(q), cp_chunk_len_granularity)
     chunk_gated_delta_rule(
         q, k, v, alpha, beta, scale, initial_state, state is not None, cu_seqlens, output=o, output_state=state,
         state_checkpoints=state_checkpoints, checkpoint_cu_starts=checkpoint_cu_starts,

@@ -43,21 +43,38 @@ def _native(x: torch.Tensor) -> _Native:
     return found
 
 
-def _segment(sms: int, requests: int, tokens: int, heads: int, use_cp: Optional[bool], given: int) -> int:
-    """Return the tokens of the parts in which requests are computed side by side; 0: whole requests.
+def split_sms(x: torch.Tensor) -> int:
+    """Return the multiprocessors among which the requests of ``x`` may be split; 0 if its device has no such kernel."""
+    return _native(x)[2]
 
-    A warpgroup follows 64 columns of a head, so a call has ``2 * requests * heads`` chains. Parts are computed twice:
-    they pay where the chains take a quarter of the card or less.
+
+def should_use_cp(num_seqs: int, total_seqlen: int, num_heads: int, num_sms: int) -> bool:
+    """Return True if "auto" computes the parts of requests side by side.
+
+    A warpgroup follows 64 columns of a head, so a call has ``2 * num_seqs * num_heads`` chains. Parts are computed
+    twice: they pay where the chains take a quarter of the card or less.
     """
+    return num_seqs > 0 and 8 * num_seqs * num_heads <= num_sms and total_seqlen // num_seqs >= _LONG
+
+
+def choose_cp_chunk_len(
+    num_seqs: int, total_seqlen: int, num_heads: int, num_sms: int, granularity: int = CHUNK
+) -> int:
+    """Return the tokens of a part, a multiple of ``granularity``, with which the parts fill the multiprocessors."""
+    parts = max(num_sms // max(2 * num_seqs * num_heads, 1), 2)
+    length = total_seqlen // max(num_seqs, 1)
+    return -(-max(-(-length // parts), _SHORTEST) // granularity) * granularity
+
+
+def _segment(sms: int, requests: int, tokens: int, heads: int, use_cp: Optional[bool], given: int) -> int:
+    """Return the tokens of the parts in which requests are computed side by side; 0: whole requests."""
     if sms == 0 or use_cp is False or tokens == 0:
         return 0
     if given:
         return given
-    chains, length = 2 * requests * heads, tokens // requests
-    if use_cp is None and (4 * chains > sms or length < _LONG):
+    if use_cp is None and not should_use_cp(requests, tokens, heads, sms):
         return 0
-    parts = max(sms // chains, 2)
-    return max(-(-length // parts // CHUNK) * CHUNK, _SHORTEST)
+    return choose_cp_chunk_len(requests, tokens, heads, sms)
 
 
 @register_custom_op("flashinfer::gdn_prefill", mutates_args=("output", "output_state", "state_checkpoints"))
