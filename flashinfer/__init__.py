@@ -92,6 +92,7 @@ _ON_USE = (
     "integrations",
     "kda",
     "kda_decode",
+    "kda_prefill",
     "logits_processor",
     "mamba",
     "mhc",
@@ -159,6 +160,8 @@ _OF_INDEXER = (
 
 #: Names of recurrent that callers import from here.
 _OF_RECURRENT = (
+    "RecurrentKDAPrefillWorkspace",
+    "RecurrentKDAPrefillWrapper",
     "chunk_gated_delta_rule",
     "fused_kda_decode",
     "packed_fused_kda_decode",

@@ -14,6 +14,7 @@ from .gdn_step import (
 )
 from .kda import recurrent_kda
 from .kda_step import fused_kda_decode, packed_fused_kda_decode, packed_kda_decode
+from .kda_wrapper import RecurrentKDAPrefillWorkspace, RecurrentKDAPrefillWrapper
 from .mamba_chunk import SSDCombined, ssd_combined_fwd
 from .mamba_replay import CheckpointingSSURunner as CheckpointingSSURunner
 from .mamba_replay import allocate_checkpointing_ssu_scratch as allocate_checkpointing_ssu_scratch
@@ -23,6 +24,8 @@ from .mamba_update import cake_selective_state_update as cake_selective_state_up
 from .mamba_update import selective_state_update
 
 __all__ = [
+    "RecurrentKDAPrefillWorkspace",
+    "RecurrentKDAPrefillWrapper",
     "SSDCombined",
     "checkpointing_ssu",
     "chunk_gated_delta_rule",

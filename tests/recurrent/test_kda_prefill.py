@@ -6,9 +6,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+import flashinfer
+from flashinfer._runtime.errors import ArgumentError
 from flashinfer.recurrent import recurrent_kda
 from flashinfer.trace.templates import recurrent as templates
 
+from ..bad_arguments import pattern
 from .delta import TOLERANCES
 from .gdn_inputs import BF16, FP32, ints, states
 from .kda_inputs import GATES, inputs
@@ -114,3 +117,38 @@ def test_graph():
     expected, new = templates.recurrent_kda_trace.reference(**kw, initial_state=start)
     near(out, expected, 0)
     near(state, new, 1)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+def test_wrapper(device, index):
+    """Offsets are planned once and used by every layer; a new plan replaces them, and theirs may change meanwhile."""
+    wrapper = flashinfer.RecurrentKDAPrefillWrapper(device)
+    for lens in ([40, 0, 30], [5, 9]):
+        offsets = torch.tensor([0, *lens], dtype=index).cumsum(0).to(index)
+        planned = offsets.clone()
+        wrapper.plan(planned, non_blocking=False)
+        planned.fill_(-1)
+        for _ in range(2):
+            kw, state = inputs(1, sum(lens), device=device), states(len(lens), 2, device=device)
+            own = state.clone()
+            expected = recurrent_kda(**kw, initial_state=state, cu_seqlens=offsets.to(device), **GATES["softplus"])
+            got = wrapper.run(**kw, initial_state=own, **GATES["softplus"])
+            assert torch.equal(got[0], expected[0]) and torch.equal(own, state)
+
+
+def test_wrapper_refuses():
+    wrapper = flashinfer.RecurrentKDAPrefillWrapper("cpu")
+    kw = inputs(1, 3, device="cpu")
+
+    def refused(text, function, *args, **kwargs):
+        with pytest.raises(ArgumentError, match=pattern(text)):
+            function(*args, **kwargs)
+
+    refused("Wrapper.run: plan must be called before run", wrapper.run, **kw)
+    refused("Wrapper.plan: cu_seqlens must be a tensor of int32 or int64, got list", wrapper.plan, [0, 3])
+    refused("cu_seqlens must have shape (N + 1,)", wrapper.plan, torch.tensor([0]))
+    for wrong in ([1, 3], [0, 2, 1]):
+        refused("cu_seqlens must begin with 0 and not fall", wrapper.plan, torch.tensor(wrong))
+    wrapper.plan(torch.tensor([0, 4]))
+    refused("q must have the 4 planned tokens, got 3", wrapper.run, **kw)
+    refused("cu_seqlens must be given to plan", wrapper.run, **kw, cu_seqlens=torch.tensor([0, 3]))
