@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Callable, Iterable, Optional, Sequence
 
+import numpy as np
 import torch
 
 import flashinfer
@@ -75,7 +76,7 @@ class Request:
     arrival: float = 0.0
 
     tokens: list[int] = field(init=False)  #: the prompt and the generated tokens
-    pages: list[int] = field(default_factory=list)
+    pages: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))  #: int32
     slot: int = PADDING_SLOT  #: place in the states of recurrent layers
     num_cached: int = 0  #: tokens whose keys and values are in the pages
     first_token_at: Optional[float] = None
@@ -125,9 +126,14 @@ class Batch:
         """
         starts = [request.num_cached + ahead for request, _ in chunks]
         ends = [start + n for start, (_, n) in zip(starts, chunks, strict=True)]
-        pages = [request.pages[: -(-end // page_size)] for (request, _), end in zip(chunks, ends, strict=True)]
+        counts = [-(-end // page_size) for end in ends]
+        # pinned where it can be: a long copy from other memory would wait for the step that the device works on
+        kv_indices = torch.empty(sum(counts), dtype=torch.int32, pin_memory=torch.cuda.is_available())
+        if chunks:
+            pages = [request.pages[:count] for (request, _), count in zip(chunks, counts, strict=True)]
+            np.concatenate(pages, out=kv_indices.numpy())
         qo_indptr = [0, *itertools.accumulate(n for _, n in chunks)]
-        kv_indptr = [0, *itertools.accumulate(map(len, pages))]
+        kv_indptr = [0, *itertools.accumulate(counts)]
         sampling = [request.sampling for request, _ in chunks]
 
         def ints(values: Iterable[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -141,7 +147,7 @@ class Batch:
             last_rows=ints([end - 1 for end in qo_indptr[1:]]),
             qo_indptr=ints(qo_indptr),
             kv_indptr=ints(kv_indptr),
-            kv_indices=ints(page for table in pages for page in table),
+            kv_indices=kv_indices,
             kv_last_page_len=ints([(end - 1) % page_size + 1 for end in ends]),
             slots=ints(request.slot for request, _ in chunks),
             temperature=torch.tensor([s.temperature for s in sampling]),
@@ -297,7 +303,7 @@ class Engine:
             needed = -(-request.max_length // self.page_size)
             if needed > len(self.free_pages):
                 return
-            request.pages = [self.free_pages.pop() for _ in range(needed)]
+            request.pages = np.array([self.free_pages.pop() for _ in range(needed)], np.int32)
             request.slot = self.free_slots.pop()
             if self.states is not None:
                 self.states.clear(request.slot)
@@ -362,7 +368,7 @@ class Engine:
         if token in self.model.config.eos_tokens or len(request.tokens) == request.max_length:
             request.finished_at = now
             self.running.remove(request)
-            self.free_pages += request.pages
+            self.free_pages += request.pages.tolist()
             self.free_slots.append(request.slot)
 
     def prefill(self, chunks: Sequence[tuple[Request, int]]) -> torch.Tensor:
@@ -382,7 +388,7 @@ class Engine:
 
     def padded(self, chunks: Sequence[tuple[Request, int]], size: int, ahead: bool = False) -> Batch:
         """Make a batch of exactly ``size`` requests, padded with one-token requests on the padding page."""
-        filler = Request([0], 1, pages=[PADDING_PAGE])
+        filler = Request([0], 1, pages=np.array([PADDING_PAGE], np.int32))
         return Batch.of([*chunks, *[(filler, 1)] * (size - len(chunks))], self.page_size, ahead)
 
     def plan_decode(self, attention: flashinfer.BatchDecodeWithPagedKVCacheWrapper, batch: Batch) -> None:

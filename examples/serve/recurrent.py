@@ -152,7 +152,7 @@ class RecurrentLayer:
         """Return the layer's output; ``matrices`` and ``windows`` of the requests' slots go on."""
         sizes, count = self.sizes, len(x)
         mixed, z = self.project(x).split((sizes.num_channels, sizes.num_value_heads * HEAD_DIM), dim=1)
-        mixed = silu(self.convolve(mixed, rows, places, windows)).view(count, -1, HEAD_DIM)
+        mixed = silu(self.convolve(mixed, rows, places, windows)).reshape(count, -1, HEAD_DIM)
         q, k, v = mixed.split((sizes.num_key_heads, sizes.num_key_heads, sizes.num_value_heads), dim=1)
         b, a = self.gates(x).chunk(2, dim=1)
         if places is None:
