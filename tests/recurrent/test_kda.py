@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashinfer import kda_decode
 from flashinfer.recurrent import fused_kda_decode, packed_fused_kda_decode, packed_kda_decode, recurrent_kda
-from flashinfer.recurrent.kda_step import recurrent_kda_decode
 from flashinfer.trace.templates import recurrent as templates
 
 from ..bad_arguments import check_refused
@@ -196,7 +196,7 @@ def test_decode_form(device):
     kw, state = inputs(2, 1, device=device), states(2, 2, device=device)
     expected, _ = recurrent_kda(**kw, initial_state=state.clone())
     with pytest.warns(DeprecationWarning):
-        got, _ = recurrent_kda_decode(**kw, initial_state=state)
+        got, _ = kda_decode.recurrent_kda(**kw, initial_state=state)
     assert torch.equal(got, expected)
 
 
