@@ -25,7 +25,7 @@ class Waiting:
     """Waiting of one rank on a table: the time-out, and the errors of a peer that does not come."""
 
     def __init__(self, table: torch.Tensor, rank: int, seconds: float, max_blocks: int = 0) -> None:
-        self._base, self._stride, self.world = table.data_ptr(), table.stride(0), table.shape[0]
+        self._base, self._stride, self.world = table.data_ptr(), table.stride(0) * table.element_size(), table.shape[0]
         self.rank, self.seconds, self.broken = rank, seconds, ""
         self._record: Optional[torch.Tensor] = None
         self._found: Any = None
@@ -100,6 +100,9 @@ def waiting_for(
 ) -> Waiting:
     """Return how this rank waits on a table; ``is_new`` forgets what became of an earlier one at that address."""
     key = (table.data_ptr(), rank)
-    if is_new or key not in _known:
-        _known[key] = Waiting(table, rank, seconds_of(comm), max_blocks)
-    return _known[key]
+    found = _known.get(key)
+    if found is not None and found.broken:  # a table in which nobody gave up is another one at the same address
+        is_new = is_new or not table[rank].view(torch.uint8)[_ABORTED : _ABORTED + 4].any()
+    if found is None or is_new:
+        found = _known[key] = Waiting(table, rank, seconds_of(comm), max_blocks)
+    return found

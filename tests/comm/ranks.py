@@ -11,20 +11,36 @@ def test_double(ranks):
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
+import os
 import tempfile
 import time
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple
 
 #: Seconds after which a call of all ranks counts as hanging.
 SECONDS = 120
 
+#: Seconds that an exchange waits for a rank, in processes and in threads of tests.
+LIMIT_S = 10
+
 #: Seconds that the other ranks get once one has failed.
-AFTER_FAILURE = 20
+AFTER_FAILURE = LIMIT_S + 2
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Set how long workspaces that are made inside wait for a rank."""
+    before = os.environ["FLASHINFER_COMM_TIMEOUT_S"]
+    os.environ["FLASHINFER_COMM_TIMEOUT_S"] = str(seconds)
+    try:
+        yield
+    finally:
+        os.environ["FLASHINFER_COMM_TIMEOUT_S"] = before
 
 
 class Failure(NamedTuple):
@@ -119,6 +135,7 @@ def _work(rank: int, size: int, store: str, calls: Any) -> None:
 
     from flashinfer.comm.comm_backend import TorchDistBackend
 
+    os.environ["FLASHINFER_COMM_TIMEOUT_S"] = str(LIMIT_S)
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=60)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import pytest
@@ -32,6 +31,7 @@ from .exchanges import (
     run_cases,
     tokens_of,
 )
+from .ranks import LIMIT_S, time_limit
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -47,11 +47,8 @@ def test_threads(size):
 
 def raises(comm, change):
     """Return the texts of errors of this rank."""
-    os.environ["FLASHINFER_COMM_TIMEOUT_S"] = "0.4" if change == "absent" else "20"
-    try:
+    with time_limit(0.4 if change == "absent" else LIMIT_S):
         alltoall = make_exchange(comm, MOST, TOP_K, EXPERTS, HIDDEN, "cpu")
-    finally:
-        del os.environ["FLASHINFER_COMM_TIMEOUT_S"]
     rank, texts = comm.Get_rank(), []
     own = tokens_of(rank, 3, EXPERTS, TOP_K, HIDDEN, "random", "cpu")
     exchange(alltoall, own, 8)

@@ -7,14 +7,19 @@ import pytest
 import torch
 
 from flashinfer.comm import (
+    CommTimeoutError,
+    Mapping,
+    decode_cp_a2a_allocate_mnnvl_workspace,
     decode_cp_a2a_alltoall,
     decode_cp_a2a_init_workspace,
     decode_cp_a2a_lse_reduce,
     decode_cp_a2a_lse_reduce_workspace_size,
     decode_cp_a2a_workspace_size,
 )
+from flashinfer.comm.mnnvl import MnnvlConfig
 
 from .exchanges import partial_attention
+from .ranks import time_limit
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -63,3 +68,27 @@ def test_wrong_merging_calls():
         decode_cp_a2a_lse_reduce(o, lse, foreign, 0, 1, "e")
     with pytest.raises(ValueError, match="workspace must be made by decode_cp_a2a_lse_reduce_create_workspace"):
         decode_cp_a2a_lse_reduce(o, lse, foreign, 0, 1)
+
+
+def absent(comm):
+    """Let rank 1 stay away from a table that is set up as engines do, as int64."""
+    rank = comm.Get_rank()
+    mapping = Mapping(2, rank, 2, cp_size=2)
+    table = decode_cp_a2a_allocate_mnnvl_workspace(mapping, mnnvl_config=MnnvlConfig(comm), device="cpu")
+    with time_limit(0.3):
+        decode_cp_a2a_init_workspace(table, rank, 2)
+    comm.barrier()
+    text = ""
+    if rank == 0:
+        try:
+            decode_cp_a2a_alltoall(torch.zeros(3, 2, 64).half(), torch.zeros(3, 2, 2), table, rank, 2)
+        except CommTimeoutError as error:
+            text = str(error)
+    comm.barrier()
+    return text, [table[r].view(torch.uint8)[12].item() for r in range(2)]
+
+
+def test_a_rank_that_does_not_come(ranks):
+    (text, told), (_, also_told) = ranks(2).run(absent)
+    assert "rank 1 must send its tokens within 0.3 s, rank 0 got nothing of call 1" in text
+    assert told == also_told == [2, 2], "all ranks are told which one is late"
