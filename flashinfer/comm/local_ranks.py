@@ -40,6 +40,10 @@ class LocalComm:
     def barrier(self) -> None:
         self._meeting.wait()
 
+    def abort(self) -> None:
+        """Let go of the ranks that wait for this one: they raise BrokenBarrierError."""
+        self._meeting.abort()
+
     def Split(self, color: int, key: int) -> LocalComm:
         info = self.allgather((color, key, self._rank))
         ranks = [rank for _, _, rank in sorted(one for one in info if one[0] == color)]
@@ -54,7 +58,21 @@ def local_comms(size: int) -> list[LocalComm]:
 
 
 def call_on_ranks(size: int, function: Callable[[LocalComm], T]) -> list[T]:
-    """Call ``function(comm)`` in ``size`` threads; return the results, or raise the exception of the lowest rank."""
+    """Call ``function(comm)`` in ``size`` threads; return the results, or raise the exception of the lowest rank.
+
+    Ranks that wait in the backend for one that has raised are let go.
+    """
+
+    def run(comm: LocalComm) -> T:
+        try:
+            return function(comm)
+        except BaseException:
+            comm.abort()
+            raise
+
     with ThreadPoolExecutor(size) as threads:
-        calls = [threads.submit(function, comm) for comm in local_comms(size)]
-        return [call.result() for call in calls]
+        calls = [threads.submit(run, comm) for comm in local_comms(size)]
+    failures = [call.exception() for call in calls]
+    for failure in sorted(filter(None, failures), key=lambda one: isinstance(one, threading.BrokenBarrierError)):
+        raise failure
+    return [call.result() for call in calls]

@@ -3,28 +3,48 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Optional, Union
+from typing import Any, ClassVar, Optional, Sequence, Union
 
 import torch
 
 from .abstractions import CommBackend
 from .comm_backend import MPIBackend, MpiComm, TorchDistBackend, all_ranks_agree, all_ranks_support_mnnvl, backend_for
+from .handle_exchange import (
+    HandleExchanger,
+    handle_allgather,
+    handle_broadcast,
+    handle_cleanup,
+    handle_close,
+    make_handle_exchanger,
+)
 from .mapping import Mapping
 from .peer_memory import PeerMemory, create_peer_memory
 from .strided import pack_strided_memory
+from .symmetric_memory import McastGPUBuffer, SymmDeviceMemory
 
 __all__ = [
     "CommBackend",
+    "HandleExchanger",
     "MPIBackend",
+    "McastGPUBuffer",
     "MnnvlConfig",
     "MnnvlMemory",
     "MpiComm",
+    "SymmDeviceMemory",
     "TorchDistBackend",
     "all_ranks_agree",
     "all_ranks_support_mnnvl",
+    "alloc_and_copy_to_cuda",
+    "create_tensor_from_cuda_memory",
+    "handle_allgather",
+    "handle_broadcast",
+    "handle_cleanup",
+    "handle_close",
     "is_mnnvl_fabric_supported",
     "is_multicast_supported",
+    "make_handle_exchanger",
     "pack_strided_memory",
     "round_up",
 ]
@@ -77,6 +97,7 @@ class MnnvlMemory:
         self.mapping, self.segment_size = mapping, size
         config = MnnvlMemory.config or MnnvlConfig()
         comm = comm if comm is not None else self.get_comm(mapping)
+        self._comm = comm  # caches know a group by its address, which must not become another object's
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
@@ -112,10 +133,18 @@ class MnnvlMemory:
     def set_comm_from_config(cls, mapping: Mapping, config: Optional[MnnvlConfig] = None) -> None:
         """Choose the ranks of memory made later: those of the pipeline stage and context rank of ``mapping``."""
         cls.config = config or MnnvlConfig()
-        comm = backend_for(cls.config.comm_backend, None)
+        cls.comm = cls.comm_of(mapping, cls.config)
+
+    @staticmethod
+    def comm_of(mapping: Mapping, config: Optional[MnnvlConfig] = None) -> Any:
+        """Return the ranks of the pipeline stage and context rank of ``mapping``, and keep nothing.
+
+        Ranks that are threads of one process share the class: what one of them writes there, another would read.
+        """
+        comm = backend_for(None if config is None else config.comm_backend, None)
         color = mapping.pp_rank * mapping.cp_size + mapping.cp_rank
         whole = comm.Get_size() == mapping.world_size and mapping.tp_size == mapping.world_size
-        cls.comm = comm if whole else comm.Split(color, mapping.tp_rank)
+        return comm if whole else comm.Split(color, mapping.tp_rank)
 
     @classmethod
     def get_comm(cls, mapping: Mapping) -> Any:
@@ -161,3 +190,22 @@ def is_mnnvl_fabric_supported(device_idx: int) -> bool:
 def is_multicast_supported(device_idx: int) -> bool:
     """Return True if the device can write to the memory of several GPUs at once (multicast)."""
     return _has_attribute(device_idx, "CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED")
+
+
+def create_tensor_from_cuda_memory(ptr: int, shape: Sequence[int], dtype: torch.dtype, device_id: int) -> torch.Tensor:
+    """Return device memory at an address as a tensor that owns nothing."""
+    from .cuda_memory import tensor_at
+
+    nbytes = math.prod(shape) * dtype.itemsize
+    return tensor_at(ptr, nbytes, torch.device("cuda", device_id)).view(dtype).view(*shape)
+
+
+def alloc_and_copy_to_cuda(host_ptr_array: Sequence[int]) -> Optional[int]:
+    """Return where a copy of these addresses lies on the current GPU, for as long as the process; None for none."""
+    if not host_ptr_array:
+        return None
+    _copied.append(torch.tensor(list(host_ptr_array), dtype=torch.int64, device="cuda"))
+    return _copied[-1].data_ptr()
+
+
+_copied: list[torch.Tensor] = []

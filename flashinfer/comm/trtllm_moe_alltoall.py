@@ -87,6 +87,8 @@ class MoeAlltoAll:
         Most bytes of a token's payloads; default: what the first dispatch has.
     """
 
+    _is_deprecated = True  # a filter of warnings would be that of all threads
+
     def __init__(
         self,
         mapping: Mapping,
@@ -104,9 +106,9 @@ class MoeAlltoAll:
         dispatch_bytes_per_token: Optional[int] = None,
     ) -> None:
         check_backend("MoeAlltoAll", backend)
-        warnings.warn(
-            "MoeAlltoAll is deprecated; use flashinfer.moe_ep.NVLinkOneSidedAlltoAll", DeprecationWarning, stacklevel=2
-        )
+        if self._is_deprecated:
+            text = "MoeAlltoAll is deprecated; use flashinfer.moe_ep.NVLinkOneSidedAlltoAll"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
         for name, value in (("max_num_tokens", max_num_tokens), ("top_k", top_k), ("num_experts", num_experts)):
             if value <= 0:
                 raise ArgumentError(f"MoeAlltoAll: {name} must be positive, got {value}")
@@ -120,9 +122,12 @@ class MoeAlltoAll:
                 self.ep_size, top_k, max_num_tokens, hidden_size, 0, eplb_stats_num_experts
             )
         self.workspace_size_per_rank = workspace_size_per_rank
-        if mnnvl_config is not None or MnnvlMemory.comm is None:
-            MnnvlMemory.set_comm_from_config(mapping, mnnvl_config)
-        comm = MnnvlMemory.get_comm(mapping)
+        if mnnvl_config is None:
+            comm = MnnvlMemory.get_comm(mapping)
+        else:
+            comm = MnnvlMemory.comm_of(mapping, mnnvl_config)
+            if not getattr(comm, "shares_objects", False):
+                MnnvlMemory.comm, MnnvlMemory.config = comm, mnnvl_config  # of objects made without a configuration
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         # The ranks are part of the key: a process may be in several groups of one size.
         ranks = tuple(comm.allgather((socket.gethostname(), os.getpid())))

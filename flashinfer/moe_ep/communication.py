@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import abc
-import warnings
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, TypeVar, Union
 
@@ -13,7 +12,7 @@ import torch
 from .._runtime.errors import ArgumentError
 from ..comm.comm_backend import TorchDistBackend
 from ..comm.mapping import Mapping
-from ..comm.mnnvl import MnnvlConfig, MnnvlMemory
+from ..comm.mnnvl import MnnvlConfig
 from ..comm.trtllm_moe_alltoall import MoeAlltoAll, moe_a2a_get_workspace_size_per_rank
 from ..fused_moe.formats import QuantFormat
 from .config import BootstrapConfig
@@ -304,6 +303,12 @@ def _vote(comm: Any, is_supported: bool) -> None:
         raise RuntimeError(f"NVLink backends are not supported on EP ranks {refused}")
 
 
+class _Exchange(MoeAlltoAll):
+    """The exchange below, of whose older name users see nothing."""
+
+    _is_deprecated = False
+
+
 @register_communication("nvlink_one_sided")
 class NVLinkOneSidedAlltoAll(MoEEpCommunication):
     """Exchange by stores into the memory of the peers: :class:`flashinfer.comm.MoeAlltoAll`. CPU tensors work too."""
@@ -333,24 +338,18 @@ class NVLinkOneSidedAlltoAll(MoEEpCommunication):
         size = moe_a2a_get_workspace_size_per_rank(
             world, params.max_tokens_per_rank, dispatch, combine, config.eplb_stats_num_experts
         )
-        kept = MnnvlMemory.comm, MnnvlMemory.config
-        try:
-            MnnvlMemory.comm, MnnvlMemory.config = comm, MnnvlConfig(comm)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self._alltoall: Optional[MoeAlltoAll] = MoeAlltoAll(
-                    mapping,
-                    params.max_tokens_per_rank,
-                    params.top_k,
-                    params.num_experts,
-                    size,
-                    eplb_stats_num_experts=config.eplb_stats_num_experts,
-                    enable_rank_mask=config.enable_rank_mask,
-                    device=_device_of(bootstrap, device),
-                    dispatch_bytes_per_token=dispatch,
-                )
-        finally:
-            MnnvlMemory.comm, MnnvlMemory.config = kept
+        self._alltoall: Optional[MoeAlltoAll] = _Exchange(
+            mapping,
+            params.max_tokens_per_rank,
+            params.top_k,
+            params.num_experts,
+            size,
+            mnnvl_config=MnnvlConfig(comm),
+            eplb_stats_num_experts=config.eplb_stats_num_experts,
+            enable_rank_mask=config.enable_rank_mask,
+            device=_device_of(bootstrap, device),
+            dispatch_bytes_per_token=dispatch,
+        )
 
     @property
     def alltoall(self) -> MoeAlltoAll:
