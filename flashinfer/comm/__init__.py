@@ -7,6 +7,9 @@ themselves and stay out of ``__all__``.
 """
 
 from .allreduce import allreduce_fusion
+from .cuda_ipc import CudaRTLibrary as CudaRTLibrary
+from .cuda_ipc import create_shared_buffer as create_shared_buffer
+from .cuda_ipc import free_shared_buffer as free_shared_buffer
 from .dcp_alltoall import (
     decode_cp_a2a_allocate_mnnvl_workspace as decode_cp_a2a_allocate_mnnvl_workspace,
 )
@@ -96,6 +99,13 @@ from .ulysses_topology import (
 from .ulysses_topology import (
     resolve_ulysses_backend as resolve_ulysses_backend,
 )
+from .vllm_ar import all_reduce as vllm_all_reduce
+from .vllm_ar import dispose as vllm_dispose
+from .vllm_ar import get_graph_buffer_ipc_meta as vllm_get_graph_buffer_ipc_meta
+from .vllm_ar import init_custom_ar as vllm_init_custom_ar
+from .vllm_ar import meta_size as vllm_meta_size
+from .vllm_ar import register_buffer as vllm_register_buffer
+from .vllm_ar import register_graph_buffers as vllm_register_graph_buffers
 from .workspace import (
     MNNVLAllReduceFusionWorkspace,
     TRTLLMAllReduceFusionWorkspace,
@@ -133,6 +143,13 @@ __all__ = [
     "moe_a2a_dispatch",
     "moe_a2a_get_workspace_size_per_rank",
     "moe_a2a_initialize",
+    "vllm_all_reduce",
+    "vllm_dispose",
+    "vllm_get_graph_buffer_ipc_meta",
+    "vllm_init_custom_ar",
+    "vllm_meta_size",
+    "vllm_register_buffer",
+    "vllm_register_graph_buffers",
 ]
 
 # Published module paths that only re-export, such as flashinfer.comm.mixed_comm, are files of this folder.

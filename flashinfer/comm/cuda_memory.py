@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["IpcProvider", "VmmProvider", "driver", "tensor_at"]
+__all__ = ["IpcProvider", "VmmProvider", "allocation_of", "driver", "ipc_handle_of", "open_ipc_handle", "tensor_at"]
 
 _Pointer, _Handle = ctypes.c_uint64, ctypes.c_uint64
 _POSIX_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -88,6 +88,27 @@ def tensor_at(ptr: int, nbytes: int, device: torch.device) -> torch.Tensor:
 
 def _round_up(value: int, unit: int) -> int:
     return (value + unit - 1) // unit * unit
+
+
+def allocation_of(ptr: int) -> int:
+    """Return where the allocation begins that an address is in."""
+    base, size = _Pointer(), ctypes.c_size_t()
+    driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), _Pointer(ptr))
+    return base.value
+
+
+def ipc_handle_of(base: int) -> bytes:
+    """Return the 64 bytes by which another process opens an allocation."""
+    handle = _IpcHandle()
+    driver.cuIpcGetMemHandle(ctypes.byref(handle), _Pointer(base))
+    return bytes(handle)
+
+
+def open_ipc_handle(handle: bytes) -> int:
+    """Map the allocation behind a handle of another process and return its address."""
+    address, lazy_peer_access = _Pointer(), 1
+    driver.cuIpcOpenMemHandle_v2(ctypes.byref(address), _IpcHandle.from_buffer_copy(handle), lazy_peer_access)
+    return address.value
 
 
 class _CudaProvider:
@@ -191,16 +212,12 @@ class IpcProvider(_CudaProvider):
         driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(nbytes))
         self._undo.append((driver.cuMemFree_v2, address))
         self.own = tensor_at(address.value, nbytes, self._device)
-        handle = _IpcHandle()
-        driver.cuIpcGetMemHandle(ctypes.byref(handle), address)
-        return bytes(handle)
+        return ipc_handle_of(address.value)
 
     def reserve(self, rank: int, size: int, stride: int) -> None:
         raise RuntimeError("memory behind CUDA IPC handles has no address of our choice")
 
     def open(self, handle: bytes, peer: int) -> int:
-        address = _Pointer()
-        lazy_peer_access = 1
-        driver.cuIpcOpenMemHandle_v2(ctypes.byref(address), _IpcHandle.from_buffer_copy(handle), lazy_peer_access)
-        self._undo.append((driver.cuIpcCloseMemHandle, address))
-        return address.value
+        address = open_ipc_handle(handle)
+        self._undo.append((driver.cuIpcCloseMemHandle, _Pointer(address)))
+        return address

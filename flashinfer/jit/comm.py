@@ -15,34 +15,50 @@ __all__ = [
     "gen_comm_modules",
     "gen_dcp_alltoall_module",
     "gen_moe_alltoall_module",
+    "gen_moe_comm_module",
     "gen_pcie_ipc_comm_debug_module",
     "gen_pcie_ipc_comm_module",
     "gen_trtllm_comm_module",
     "gen_trtllm_mnnvl_comm_module",
+    "gen_vllm_ar_module",
     "gen_vllm_comm_module",
 ]
+
+_FLOATS = ("float16_t", "bfloat16_t", "float")
 
 
 def gen_allreduce_module(backend: str = "cuda") -> JitSpec:
     """Describe the module of the all-reduce fused with residual, norm and quantisation."""
-    units = {dtype: {"dtype": dtype} for dtype in ("float16_t", "bfloat16_t", "float")}
+    units = {dtype: {"dtype": dtype} for dtype in _FLOATS}
     return stage("allreduce", backend=backend, kernels=units)
 
 
 def gen_alltoall_module(backend: str = "cuda") -> JitSpec:
     """Describe the module of the one-sided exchange of tokens between the ranks of expert-parallel layers."""
-    units = {"dispatch": {"dtype": ""}, **{dtype: {"dtype": dtype} for dtype in ("float16_t", "bfloat16_t", "float")}}
+    units = {"dispatch": {"dtype": ""}, **{dtype: {"dtype": dtype} for dtype in _FLOATS}}
     return stage("alltoall", backend=backend, kernels=units)
+
+
+def gen_moe_comm_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of the two-sided exchange of rows."""
+    return stage("moe_comm", backend=backend, kernels={"fifo": {}})
+
+
+def gen_vllm_ar_module(backend: str = "cuda") -> JitSpec:
+    """Describe the module of the all-reduce behind vLLM's operators."""
+    return stage("vllm_ar", backend=backend, kernels={dtype: {"dtype": dtype} for dtype in _FLOATS})
 
 
 def gen_comm_modules(backend: str = "cuda") -> Iterator[JitSpec]:
     """Yield the modules that AOT pre-builds and that a warm-up of the family loads."""
     yield gen_allreduce_module(backend)
     yield gen_alltoall_module(backend)
+    yield gen_moe_comm_module(backend)
+    yield gen_vllm_ar_module(backend)
 
 
-# The published names. Published packages have a module for each protocol; here one module has all reductions, and one
-# all exchanges, which differ in how the ranks reach the memory of each other: that is the business of the workspace.
+# The published names. Published packages have a module for each kind of memory; here that is the business of the
+# workspace, and a module has the kernels of one protocol.
 
 
 def gen_trtllm_comm_module(backend: str = "cuda") -> JitSpec:
@@ -57,7 +73,7 @@ def gen_trtllm_mnnvl_comm_module(backend: str = "cuda") -> JitSpec:
 
 def gen_vllm_comm_module(backend: str = "cuda") -> JitSpec:
     """Describe the module of the all-reduce without a fused operation."""
-    return gen_allreduce_module(backend)
+    return gen_vllm_ar_module(backend)
 
 
 def gen_pcie_ipc_comm_module(backend: str = "cuda") -> JitSpec:
@@ -71,8 +87,8 @@ def gen_pcie_ipc_comm_debug_module(backend: str = "cuda") -> JitSpec:
 
 
 def gen_comm_alltoall_module(backend: str = "cuda") -> JitSpec:
-    """Describe the module of the exchange of tokens over memory of several nodes."""
-    return gen_alltoall_module(backend)
+    """Describe the module of the two-sided exchange of tokens."""
+    return gen_moe_comm_module(backend)
 
 
 def gen_moe_alltoall_module(backend: str = "cuda") -> JitSpec:

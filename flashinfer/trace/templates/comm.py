@@ -21,6 +21,8 @@ __all__ = [
     "decode_cp_a2a_lse_reduce_trace",
     "moe_a2a_combine_trace",
     "moe_a2a_dispatch_trace",
+    "moe_comm_trace",
+    "vllm_all_reduce_trace",
 ]
 
 
@@ -241,4 +243,62 @@ decode_cp_a2a_lse_reduce_trace = TraceTemplate(
     name_prefix="decode_cp_a2a_lse_reduce",
     reference=_decode_cp_a2a_lse_reduce_reference,
     description="Partial attention of all ranks for the rows of this one, merged by LSE.",
+)
+
+
+def _vllm_all_reduce_reference(inp: torch.Tensor, **_: Any) -> torch.Tensor:
+    """Return the sum of the inputs of several ranks, stacked in rank order; that of one rank is its sum."""
+    parts = inp if inp.ndim == 2 else inp.unsqueeze(0)
+    total = torch.zeros(parts.shape[1:], dtype=torch.promote_types(inp.dtype, torch.float32), device=inp.device)
+    for part in parts:
+        total = total + part.to(total.dtype)
+    return total.to(inp.dtype)
+
+
+vllm_all_reduce_trace = TraceTemplate(
+    "comm",
+    axes={"size": Var()},
+    inputs={"inp": Tensor(("size",), description="what this rank adds to the sum"), "num_ctas": Scalar("int32")},
+    outputs={"out": Tensor(("size",), dtype_from="inp")},
+    name_prefix="vllm_all_reduce",
+    reference=_vllm_all_reduce_reference,
+    description="The sum over ranks that read each other's inputs.",
+)
+
+
+def _moe_comm_reference(
+    input: torch.Tensor,
+    send_rank_cum_sum: torch.Tensor,
+    send_indices: torch.Tensor,
+    output: torch.Tensor,
+    recv_rank_cum_sum: torch.Tensor,
+    recv_indices: torch.Tensor,
+    **_: Any,
+) -> torch.Tensor:
+    """One rank sends to itself."""
+    found = output.clone()
+    found[recv_indices[: int(recv_rank_cum_sum[-1])].long()] = input[send_indices[: int(send_rank_cum_sum[-1])].long()]
+    return found
+
+
+moe_comm_trace = TraceTemplate(
+    "comm",
+    axes={
+        **{name: Var() for name in ("input_rows", "output_rows", "sends", "receives")},
+        "row_size": Const(abbrev="h"),
+        "ep_size": Const(abbrev="ep"),
+    },
+    inputs={
+        "input": Tensor(("input_rows", "row_size")),
+        "send_rank_cum_sum": Tensor(("ep_size",)),
+        "send_indices": Tensor(("sends",)),
+        "output": Tensor(("output_rows", "row_size")),
+        "recv_rank_cum_sum": Tensor(("ep_size",)),
+        "recv_indices": Tensor(("receives",)),
+        "ep_rank": Scalar("int32"),
+    },
+    outputs={"output": Tensor(("output_rows", "row_size"), dtype_from="input")},
+    name_prefix="moe_comm",
+    reference=_moe_comm_reference,
+    description="Rows sent to the ranks that expect them, in the order of the sender.",
 )
