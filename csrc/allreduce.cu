@@ -33,6 +33,15 @@ void CheckPlaces(const char* name, const MaybeTensor& out, const TensorView& inp
   if (residual_in.has_value()) expect.apart_or_in_place(residual_in.value(), "residual_in");
 }
 
+/// Check the address of a tensor whose rows are read or written in whole vectors of `bytes`. The CPU takes any address.
+void CheckAligned(const char* name, const MaybeTensor& t, int64_t bytes) {
+#ifndef FLASHINFER_CPU
+  if (!t.has_value() || reinterpret_cast<uintptr_t>(t.value().data_ptr()) % bytes == 0) return;
+  FLASHINFER_THROW(ArgumentError) << OP << ": " << name << " must be aligned to " << bytes
+                                  << " bytes, got another address (a view that begins inside of a vector)";
+#endif
+}
+
 template <typename T>
 T* Pointer(const MaybeTensor& t) {
   return t.has_value() ? t.value().data_ptr<T>() : nullptr;
@@ -43,7 +52,8 @@ T* Pointer(const MaybeTensor& t) {
 int64_t allreduce_fusion(TensorView input, TensorView ptrs, int64_t rank, int64_t slot_bytes, int64_t pattern,
                          MaybeTensor output, MaybeTensor residual_in, MaybeTensor residual_out, MaybeTensor gamma,
                          MaybeTensor norm_out, MaybeTensor quant_out, MaybeTensor scale, MaybeTensor scale_out,
-                         MaybeTensor packed_out, int64_t group, MaybeTensor index, MaybeTensor weights, MaybeTensor add,
+                         MaybeTensor packed_out, int64_t group, MaybeTensor fp4_out, MaybeTensor fp4_scales,
+                         int64_t fp4_layout, MaybeTensor index, MaybeTensor weights, MaybeTensor add,
                          double factor, bool is_two_shot, double scale_value, double eps, double weight_bias,
                          bool resume, int64_t wait_us, int64_t max_blocks, int64_t timeout_ns, int64_t record,
                          bool enable_pdl, bool trigger_early) {
@@ -101,6 +111,26 @@ int64_t allreduce_fusion(TensorView input, TensorView ptrs, int64_t rank, int64_
       FLASHINFER_THROW(ArgumentError) << OP << ": block_quant_group_size must be 16, 32, 64 or 128, got " << group;
     }
   }
+  const flashinfer::ScaleGrid grid{tokens, hidden / flashinfer::comm::FP4_BLOCK, flashinfer::ScaleLayout(fp4_layout)};
+  if (fp4_out.has_value()) {
+    for (auto [name, t, size] : {std::tuple{"quant_out", &fp4_out, tokens * hidden / 2},
+                                 std::tuple{"scale_out", &fp4_scales, grid.Size()}}) {
+      const TensorView x = t->value();
+      Expect expect(OP, name, x);
+      expect.same_device(input, "input").dtype({dl_uint8}).rank(1).contiguous();
+      expect.apart(input, "input").apart(residual_in, "residual_in").apart(gamma, "rms_gamma");
+      expect.apart(residual_out, "residual_out").apart(norm_out, "norm_out").apart(output, "output");
+      if (x.numel() < size) {
+        FLASHINFER_THROW(ArgumentError) << OP << ": " << name << " must have " << size << " bytes, got " << x.numel();
+      }
+    }
+    Expect(OP, "scale_out", fp4_scales.value()).apart(fp4_out, "quant_out");
+    if (element != 2 || hidden % flashinfer::comm::FP4_BLOCK != 0) {
+      FLASHINFER_THROW(ArgumentError) << OP << ": input must be float16 or bfloat16 with rows of a multiple of "
+                                      << flashinfer::comm::FP4_BLOCK << " columns for FP4 outputs, got "
+                                      << input.dtype() << " with " << hidden;
+    }
+  }
   int64_t count = 0;
   if (index.has_value()) {
     const TensorView x = index.value();
@@ -147,6 +177,15 @@ int64_t allreduce_fusion(TensorView input, TensorView ptrs, int64_t rank, int64_
     }
   }
 
+  for (auto [name, t] : {std::pair{"output", &output}, std::pair{"residual_in", &residual_in},
+                         std::pair{"residual_out", &residual_out}, std::pair{"norm_out", &norm_out},
+                         std::pair{"rms_gamma", &gamma}, std::pair{"added rows", &add}}) {
+    CheckAligned(name, *t, 16);
+  }
+  CheckAligned("input", MaybeTensor(input), 16);
+  CheckAligned("quant_out", quant_out, 16 / element);
+  CheckAligned("quant_out", fp4_out, 4);
+
   DeviceGuard guard(input.device());
   int64_t outcome = -1;
   DispatchFloat(input.dtype(), [&](auto tag) {
@@ -173,6 +212,9 @@ int64_t allreduce_fusion(TensorView input, TensorView ptrs, int64_t rank, int64_
       p.packed_stride = (tokens + 3) / 4 * 4;
       p.group = int32_t(group);
     }
+    p.fp4_out = Pointer<uint8_t>(fp4_out);
+    p.fp4_scales = Pointer<uint8_t>(fp4_scales);
+    p.fp4_grid = grid;
     p.source.count = int32_t(count);
     p.source.index = Pointer<int32_t>(index);
     if (weights.has_value()) {
@@ -203,4 +245,28 @@ int64_t allreduce_fusion(TensorView input, TensorView ptrs, int64_t rank, int64_
 #endif
   });
   return outcome;
+}
+
+/// Compare `digest` with that of all ranks, on CUDA; the record is read when the stream has come to its end.
+void allreduce_check(TensorView ptrs, int64_t rank, int64_t digest, int64_t timeout_ns, int64_t record,
+                     TensorView on_device) {
+  Expect(OP, "workspace pointers", ptrs).rank(1).dtype({dl_int64}).contiguous();
+  const int64_t world = ptrs.size(0);
+  if (world > MAX_RANKS || rank < 0 || rank >= world) {
+    FLASHINFER_THROW(ArgumentError) << OP << ": workspace must have at most " << MAX_RANKS << " ranks, got rank "
+                                    << rank << " of " << world;
+  }
+  flashinfer::comm::CheckParams p{};
+  for (int i = 0; i < world; ++i) p.peers.memory[i] = reinterpret_cast<char*>(ptrs.data_ptr<int64_t>()[i]);
+  p.peers.rank = int(rank);
+  p.peers.world = int(world);
+  p.digest = uint32_t(digest);
+  p.timeout_ns = uint64_t(timeout_ns);
+  p.record = reinterpret_cast<uint32_t*>(record);
+#ifdef FLASHINFER_CPU
+  (void)on_device;  // calls on the CPU compare what the ranks ask for anyway
+#else
+  DeviceGuard guard(on_device.device());
+  CheckStatus(OP, flashinfer::comm::Check(p, get_stream(on_device.device())));
+#endif
 }

@@ -13,6 +13,7 @@ import torch
 
 from .._runtime.errors import ArgumentError
 from .allreduce import allreduce_fusion
+from .allreduce_arguments import fp4_outputs
 from .trtllm_ar import AllReduceFusionPattern as P
 from .workspace import _HEAD_BYTES, TRTLLMAllReduceFusionWorkspace
 
@@ -28,6 +29,7 @@ __all__ = [
     "trtllm_moe_finalize_allreduce_fusion",
 ]
 
+_FP4 = (P.kARResidualRMSNormFP4Quant, P.kARResidualRMSNormOutFP4Quant)
 _METADATA = ("tp_rank", "tp_size", "max_token_num", "hidden_dim", "use_fp32_lamport")
 #: Workspaces by the address of their tensor of addresses, with that tensor and the words it points to.
 _spaces: dict[int, tuple[TRTLLMAllReduceFusionWorkspace, torch.Tensor, torch.Tensor]] = {}
@@ -171,7 +173,7 @@ def trtllm_allreduce_fusion(
         _rows(allreduce_out, *sizes),
         _rows(residual_out, *sizes),
         _rows(norm_out, *sizes),
-        _rows(quant_out, *sizes),
+        quant_out if pattern_code in _FP4 else _rows(quant_out, *sizes),
         scale_out,
         _rows(residual_in, *sizes),
         rms_gamma,
@@ -185,11 +187,9 @@ def trtllm_allreduce_fusion(
     )
 
 
-def _no_fp4(op: str, backend: str, quant_out: Optional[torch.Tensor]) -> None:
+def _check_backend(op: str, backend: str) -> None:
     if backend != "trtllm":
         raise ArgumentError(f"{op}: backend must be 'trtllm' on this GPU ('cake' needs Blackwell), got {backend!r}")
-    if quant_out is not None:
-        raise NotImplementedError(f"{op}: quant_out must be None, because FP4 outputs are not here yet, got a tensor")
 
 
 def trtllm_moe_allreduce_fusion(
@@ -217,9 +217,9 @@ def trtllm_moe_allreduce_fusion(
     *,
     backend: str = "trtllm",
 ) -> None:
-    """Run pattern 6 of :func:`allreduce_fusion`: sums over experts, then over ranks, residual and norm."""
+    """Run pattern 6 of :func:`allreduce_fusion`: sums over experts and ranks, residual and norm; FP4 if asked."""
     op = "trtllm_moe_allreduce_fusion"
-    _no_fp4(op, backend, quant_out)
+    _check_backend(op, backend)
     made, sizes = _space(op, workspace_ptrs, world_size, world_rank), (token_num, hidden_dim)
     residual = residual_in.view(sizes)
     experts = moe_reduction_device_num_experts
@@ -231,6 +231,10 @@ def trtllm_moe_allreduce_fusion(
         output=_rows(moe_allreduce_out, *sizes),
         residual_out=torch.empty_like(residual) if residual_out is None else residual_out.view(sizes),
         norm_out=torch.empty_like(residual) if norm_out is None else norm_out.view(sizes),
+        quant_out=quant_out,
+        scale_out=scale_out,
+        scale_factor=scale_factor,
+        layout_code=layout_code,
         residual_in=residual,
         rms_gamma=rms_gamma,
         rms_eps=rms_eps,
@@ -264,10 +268,11 @@ def trtllm_moe_finalize_allreduce_fusion(
     *,
     backend: str = "trtllm",
 ) -> None:
-    """Run pattern 7 of :func:`allreduce_fusion`, the sum over experts times ``routed_scaling_factor``."""
+    """Run pattern 7 of :func:`allreduce_fusion`, the sum over experts times ``routed_scaling_factor``; FP4 if asked."""
     op = "trtllm_moe_finalize_allreduce_fusion"
-    _no_fp4(op, backend, quant_out)
+    _check_backend(op, backend)
     made = _space(op, workspace_ptrs, world_size, world_rank)
+    fp4 = {} if quant_out is None else fp4_outputs(residual_in, quant_out, scale_out, None)
     made.exchange(
         allreduce_in,
         P.kMoEFinalizeARResidualRMSNorm,
@@ -282,6 +287,7 @@ def trtllm_moe_finalize_allreduce_fusion(
         add=shared_expert_output,
         factor=1.0 if routed_scaling_factor is None else routed_scaling_factor,
         launch_with_pdl=launch_with_pdl,
+        **fp4,
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
+import zlib
 from typing import Any, Optional, Union
 
 import torch
@@ -13,12 +14,14 @@ import torch
 from .._runtime.arch import get_device_sm_count
 from .._runtime.errors import ArgumentError
 from .._runtime.globaltimer import is_confidential_compute
+from .._runtime.knobs import knobs
 from ..jit.codegen import module_cache
 from ..jit.comm import gen_allreduce_module as gen_allreduce_module
 from .comm_backend import backend_for, seconds_of
 from .errors import CommTimeoutError
 from .peer_memory import PeerMemory, create_peer_memory
 from .workspace_base import AllReduceFusionWorkspace
+from .workspace_names import forget, name_of
 
 __all__ = [
     "AllReduceFusionWorkspace",
@@ -112,6 +115,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
             prepare=prepare,
         )
         self._destroyed = False
+        self.name = name_of(self, f"{max_token_num} x {hidden_dim} {dtype}")  # in compiled programs
         self._ptrs = torch.tensor(self._memory.ptrs, dtype=torch.int64)
         self._seconds = seconds_of(comm)
         self._broken = ""
@@ -122,6 +126,8 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
             # Streams of one device must all be resident, or the first rank would wait for one that cannot start.
             shared_by = tp_size if self._memory.provider == "local" else 1
             self._max_blocks = max(get_device_sm_count(self.device) // shared_by, 1)
+        self._checks = kind == "cuda" and knobs.comm_check
+        self._check_record = torch.zeros(4, dtype=torch.int32, pin_memory=True) if self._checks else None
         self.metadata = {
             "tp_rank": tp_rank,
             "tp_size": tp_size,
@@ -183,9 +189,13 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
     def exchange(self, x: torch.Tensor, pattern: int, **given: Any) -> None:
         """Run one call of this rank; see ``csrc/allreduce.cu`` for the arguments. CPU: returns when it is done."""
         self.check()
+        if self._checks and not torch.cuda.is_current_stream_capturing():
+            self._compare(x, pattern)
         names = ("output", "residual_in", "residual_out", "rms_gamma", "norm_out", "quant_out", "scale", "scale_out")
         tensors = [given.get(name) for name in names]
-        tensors += [given.get("packed_out"), given.get("group", 0), given.get("index"), given.get("weights")]
+        tensors += [given.get("packed_out"), given.get("group", 0)]
+        tensors += [given.get("fp4_out"), given.get("fp4_scales"), given.get("fp4_layout", 0)]
+        tensors += [given.get("index"), given.get("weights")]
         tensors += [given.get("add"), given.get("factor", 1.0), given.get("is_two_shot", False)]
         numbers = (given.get("scale_value", 1.0), given.get("rms_eps", 1e-6), given.get("weight_bias", 0.0))
         pdl = (given.get("launch_with_pdl", False), given.get("trigger_early", False))
@@ -200,6 +210,29 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
                 return
             self._judge(outcome, time.monotonic() - start)
             resume = True
+
+    def _compare(self, x: torch.Tensor, pattern: int) -> None:
+        """Raise on all ranks, before anything is written, if one of them asks for something else (CUDA)."""
+        record = self._check_record
+        assert record is not None
+        digest = zlib.crc32(repr((tuple(x.shape), str(x.dtype), pattern)).encode())
+        get_allreduce_module("cuda").allreduce_check(
+            self._ptrs, self.rank, digest, int(self._seconds * 1e9), record.data_ptr(), x
+        )
+        torch.cuda.current_stream(self.device).synchronize()
+        found, rank, check, _ = record.tolist()
+        record.zero_()
+        if found == 2:
+            raise ArgumentError(
+                "allreduce_fusion: shape, dtype and pattern must be equal on all ranks (FLASHINFER_COMM_CHECK), rank "
+                f"{self.rank} got {tuple(x.shape)} {x.dtype}, pattern {pattern}, rank {rank} others, in check {check}"
+            )
+        if found == 1:
+            self._broken = (
+                f"allreduce_fusion: rank {rank} must enter check {check} (FLASHINFER_COMM_CHECK) within "
+                f"{self._seconds:g} s, rank {self.rank} got nothing of it"
+            )
+            self.check()
 
     def _judge(self, outcome: int, waited: float) -> None:
         """Raise for an unfinished call on the CPU, unless there is time left to wait."""
@@ -234,6 +267,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
     def destroy(self) -> None:
         if not self._destroyed:
             self._destroyed = True
+            forget(self.name)
             self._memory.close()
 
 

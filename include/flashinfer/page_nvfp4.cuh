@@ -5,6 +5,7 @@
 // some ties the other way.
 //   test  pytest tests/page/test_page_nvfp4.py      bench  python benchmarks/bench_page_nvfp4.py
 #pragma once
+#include "e2m1.cuh"
 #include "page_nvfp4.h"
 #include "page_table.cuh"
 #include "utils.cuh"
@@ -48,15 +49,6 @@ struct Nvfp4Args {
   Nvfp4Part<T> key, value;
   uint32_t num_rows, num_heads, num_blocks;
 };
-
-/// Round to the nearest of 0, .5, 1, 1.5, 2, 3, 4, 6, ties to the even code.
-__device__ __forceinline__ uint32_t RoundToE2M1(float magnitude) {
-  const float x = fminf(magnitude, 6.f);
-  const uint32_t bits = __float_as_uint(x);
-  const uint32_t normal = ((bits + ((bits >> 22) & 1) + 0x1FFFFF) >> 22) - 252;  // keeps one mantissa bit
-  const uint32_t small = __float_as_uint(x + 4194304.f) - 0x4A800000;  // adds 2^22, whose last mantissa bit is one half
-  return x < 1.f ? small : normal;
-}
 
 /// Return the global scale of a part. An invalid scale traps: in a CUDA graph the host cannot check the value before.
 template <typename T>

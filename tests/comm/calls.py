@@ -13,6 +13,7 @@ from flashinfer.comm import allreduce_fusion, create_allreduce_fusion_workspace
 Results = dict[str, torch.Tensor]
 TOLERANCES = {torch.float16: (2e-3, 2e-3), torch.bfloat16: (1.6e-2, 1.6e-2), torch.float32: (2e-6, 2e-6)}
 FP8 = (P.kARResidualRMSNormFP8Quant, P.kARResidualRMSNormOutFP8Quant)
+FP4 = (P.kARResidualRMSNormFP4Quant, P.kARResidualRMSNormOutFP4Quant)
 PACKED = (P.kARResidualRMSNormPerTokenGroupFP8PackedQuant, P.kARResidualRMSNormOutPerTokenGroupFP8PackedQuant)
 DYNAMIC = (P.kARResidualRMSNormDynamicFP8Quant, P.kARResidualRMSNormOutDynamicFP8Quant)
 
@@ -34,7 +35,7 @@ def outputs(pattern: int, x: torch.Tensor) -> Results:
     if pattern == P.kAllReduce:
         return {"output": torch.empty_like(x)}
     made = {"residual_out": torch.empty_like(x)}
-    if pattern not in (P.kARResidualRMSNormFP8Quant, P.kARResidualRMSNormDynamicFP8Quant, PACKED[0]):
+    if pattern not in (P.kARResidualRMSNormFP8Quant, P.kARResidualRMSNormDynamicFP8Quant, PACKED[0], FP4[0]):
         made["norm_out"] = torch.empty_like(x)
     if pattern in FP8 + DYNAMIC + PACKED:
         made["quant_out"] = torch.empty_like(x, dtype=torch.float8_e4m3fn)
@@ -47,6 +48,24 @@ def packed_scales(tokens: int, hidden: int, group: int, device: str) -> torch.Te
     """Allocate the scales of a packed pattern, column by column, with other bits in them."""
     packs, padded = -(-hidden // group // 4), -(-tokens // 4) * 4
     return torch.full((packs, padded), -1, dtype=torch.int32, device=device).T[:tokens]
+
+
+def fp4_scales(tokens: int, hidden: int, layout: int) -> torch.Tensor:
+    """Allocate the scales of FP4 in a layout."""
+    rows, columns = {0: 128, 1: 8, 2: 1}[layout], hidden // 16
+    padded = columns if layout == 2 else -(-columns // 4) * 4
+    return torch.zeros(-(-tokens // rows) * rows * padded, dtype=torch.uint8)
+
+
+def check_fp4(norm: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, factor: float, layout: int) -> None:
+    """Compare codes and scales with those of a norm, bit for bit; rows of padding have other bytes."""
+    from flashinfer.trace.templates.comm import _fp4_blocks
+
+    want, want_scales = _fp4_blocks(norm.cpu().float(), factor, layout)
+    assert torch.equal(codes.cpu().view(torch.uint8).view(want.shape), want)
+    is_real = _fp4_blocks(torch.ones_like(norm.cpu().float()), 1.0, layout)[1] != 0
+    found = scales.cpu().view(torch.uint8).flatten()[: len(want_scales)]
+    assert torch.equal(found[is_real], want_scales[is_real])
 
 
 def moe_inputs(rank: int, pattern: int, tokens: int, hidden: int, dtype: torch.dtype, device: str) -> dict[str, Any]:

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from ..emulation.build import Library, compile_emulated
-from .calls import check, digest, expected, inputs, outputs
+from .calls import check, check_fp4, digest, expected, fp4_scales, inputs, outputs
 
 HEAD_BYTES, GENERATIONS, SENTINEL = 512, 3, -(2**31)
 NAMES = ("input", "output", "residual_in", "residual_out", "rms_gamma", "norm_out", "quant_out", "scale_out", "record")
+NAMES += ("fp4_out", "fp4_scales")
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +31,26 @@ class Group:
             memory[: HEAD_BYTES // 4] = 0
         self.records = [torch.zeros(4, dtype=torch.int32) for _ in range(world)]
 
-    def call(self, pattern, tokens, hidden, seed, blocks=1, present=None, timeout_ns=0, value=None):
+    def call(self, pattern, tokens, hidden, seed, blocks=1, present=None, timeout_ns=0, value=None, layout=None):
         given = [inputs(rank, tokens, hidden, self.dtype, "cpu", seed) for rank in range(self.world)]
         if value is not None:
             for x, _, _ in given:
                 x[:, 0::2], x[:, 1::2] = 0, value
         made = [outputs(pattern, x) for x, _, _ in given]
-        numbers = [self.world, self.world if present is None else present, blocks]
-        numbers += [self.slot_bytes, tokens, hidden, timeout_ns, *(memory.data_ptr() for memory in self.memory)]
+        if layout is not None:
+            for one in made:
+                one["fp4_out"] = torch.full((tokens, hidden // 2), 7, dtype=torch.uint8)
+                one["fp4_scales"] = torch.full_like(fp4_scales(tokens, hidden, layout), 7)
+        each = list(blocks) if isinstance(blocks, tuple) else [blocks] * self.world
+        numbers = [self.world, self.world if present is None else present, *each]
+        numbers += [
+            self.slot_bytes,
+            tokens,
+            hidden,
+            timeout_ns,
+            layout or 0,
+            *(memory.data_ptr() for memory in self.memory),
+        ]
         for rank in range(self.world):
             x, residual, gamma = given[rank]
             tensors = {"input": x, "record": self.records[rank], **made[rank]}
@@ -87,3 +100,22 @@ def test_a_rank_that_does_not_come(library):
     group.call(0, 1, 64, 0, present=1, timeout_ns=1)
     assert group.records[0].tolist() == [1, 1, 1, 0]
     assert [memory[3].item() for memory in group.memory] == [2, 2], "all ranks are told which one is late"
+
+
+def test_ranks_with_other_grids(library):
+    """Finish with one CTA on a rank and three on another: a flag counts data, not CTAs."""
+    group = Group(library, 3, 7 * 264, torch.float32)
+    for seed, (tokens, hidden) in enumerate([(7, 264), (2, 8), (5, 64), (7, 264)]):
+        library.seed(seed)
+        made = group.call(1, tokens, hidden, seed, blocks=(1, 3, 2), timeout_ns=0)
+        options = {"rms_eps": 1e-5, "weight_bias": 1.0}
+        for found in made:
+            check(found, expected(3, 1, (tokens, hidden), torch.float32, seed, **options), torch.float32)
+
+
+@pytest.mark.parametrize("layout", [0, 1, 2])
+def test_fp4(library, layout):
+    """Compare codes and scales with those of the norm that the kernel wrote: bit for bit."""
+    group = Group(library, 2, 9 * 208, torch.bfloat16)
+    for found in group.call(5, 9, 208, 3, blocks=2, layout=layout):
+        check_fp4(found["norm_out"], found["fp4_out"], found["fp4_scales"], 0.5, layout)

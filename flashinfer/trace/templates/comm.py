@@ -35,6 +35,8 @@ def _allreduce_fusion_reference(
     scale_factor: Union[torch.Tensor, float, None] = None,
     weight_bias: float = 0.0,
     block_quant_group_size: Optional[int] = None,
+    layout_code: Optional[int] = None,
+    quant_out: Optional[torch.Tensor] = None,
     moe_reduction_scale_input: Optional[torch.Tensor] = None,
     moe_reduction_active_experts_token_input: Optional[torch.Tensor] = None,
     moe_reduction_token_input: Optional[torch.Tensor] = None,
@@ -67,6 +69,8 @@ def _allreduce_fusion_reference(
     x = residual_out.to(wide)
     rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + rms_eps)
     norm_out = (x * rstd * (weight_bias + rms_gamma.to(wide))).to(dtype)
+    if pattern in (3, 5) or (pattern in (6, 7) and quant_out is not None):
+        return output, residual_out, norm_out, *_fp4_blocks(norm_out.to(wide), scale_factor, layout_code or 0)
     if pattern in (1, 6, 7):
         return output, residual_out, norm_out, None, None
     scale_out = None
@@ -94,6 +98,34 @@ def _packed_groups(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Ten
     for g in range(exponent.shape[1]):
         words[g // 4, :tokens, g % 4] = (exponent[:, g] + 127).to(torch.uint8)
     return codes.view(tokens, hidden), words.view(torch.int32).view(packs, padded).T[:tokens]
+
+
+def _fp4_blocks(
+    x: torch.Tensor, scale_factor: Union[torch.Tensor, float, None], layout: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return e2m1 codes, two to a byte, and the e4m3 bytes of scales of 16 columns in a layout; padding is 0."""
+    tokens, columns = x.shape[0], x.shape[1] // 16
+    factor = torch.as_tensor(1.0 if scale_factor is None else scale_factor, dtype=x.dtype, device=x.device).reshape(())
+    blocks = x.view(tokens, columns, 16)
+    scale = (factor * blocks.abs().amax(-1) / 6).clamp(max=448).to(torch.float8_e4m3fn)
+    wide = scale.to(x.dtype)
+    magnitude = blocks.abs() * torch.where(wide == 0, 0.0, factor / wide).unsqueeze(-1)
+    codes = torch.zeros(magnitude.shape, dtype=torch.uint8, device=x.device)
+    for i, limit in enumerate((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)):  # ties go to the even code
+        codes += magnitude > limit if i % 2 == 0 else magnitude >= limit
+    codes = torch.where(wide.unsqueeze(-1) == 0, 0, codes + torch.signbit(blocks) * 8).to(torch.uint8).flatten(1)
+    in_tile = {0: 128, 1: 8, 2: 1}[layout]
+    rows, padded = -(-tokens // in_tile) * in_tile, columns if layout == 2 else -(-columns // 4) * 4
+    r, c = torch.arange(tokens).unsqueeze(1), torch.arange(columns).unsqueeze(0)
+    if layout == 0:
+        place = r // 128 * 128 * padded + c // 4 * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+    elif layout == 1:
+        place = r // 8 * 8 * padded + c // 4 * 32 + r % 8 * 4 + c % 4
+    else:
+        place = r * columns + c
+    found = torch.zeros(rows * padded, dtype=torch.uint8, device=x.device)
+    found[place.flatten().to(x.device)] = scale.view(torch.uint8).flatten()
+    return codes[:, 0::2] | (codes[:, 1::2] << 4), found
 
 
 def _allreduce_fusion_init(

@@ -18,6 +18,7 @@
 //   test  pytest tests/comm/test_allreduce.py tests/comm/test_emulated_allreduce.py tests/comm/test_allreduce_gpu.py
 //   bench  python benchmarks/bench_comm.py
 #pragma once
+#include "../../e2m1.cuh"
 #include "../../ptx/atomic.cuh"
 #include "../../ptx/globaltimer.cuh"
 #include "../../ptx/pdl.cuh"
@@ -45,7 +46,8 @@ static_assert(sizeof(DeviceHead) <= HEAD_BYTES, "the head must fit in front of t
 /// Words of the record that the watchdog leaves on the host.
 enum Record : int { kRecordFound = 0, kRecordRank = 1, kRecordCall = 2, kRecordRow = 3 };
 
-template <typename T, bool IS_TWO_SHOT = false>
+/// IS_FP4: kernels of their own, so that the others stay as they were measured.
+template <typename T, bool IS_TWO_SHOT = false, bool IS_FP4 = false>
 struct OneShot {
   static constexpr int VEC = 16 / sizeof(T);
   using V = Vec<T, VEC>;
@@ -258,6 +260,7 @@ struct OneShot {
         x[j] = norm.Float(j) * factor;
         amax = AbsMax(amax, x[j]);
       }
+      if constexpr (IS_FP4) StoreFp4(row, i, x);
       if (p.packed_out != nullptr) {
         StorePacked(row, i, x);
       } else if (p.quant_out != nullptr && p.scale_out == nullptr) {
@@ -295,6 +298,31 @@ struct OneShot {
 
   __device__ __forceinline__ void StoreQuantised(int64_t row, uint32_t i, const float (&x)[VEC]) const {
     StoreFp8<VEC>(reinterpret_cast<uint8_t*>(p.quant_out) + row * p.hidden + i * VEC, x, __NV_E4M3);
+  }
+
+  /// Quantise 16 bytes of a row to FP4; the neighbouring lane has the other half of the block of 16.
+  __device__ __forceinline__ void StoreFp4(int64_t row, uint32_t i, const float (&x)[VEC]) const {
+    static_assert(2 * VEC == FP4_BLOCK, "a block is two vectors of a 16-bit type");
+    const float factor = p.scale != nullptr ? *p.scale : p.scale_value;
+    float amax = 0.f;
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) amax = fmaxf(amax, fabsf(x[j]));
+    amax = fmaxf(amax, __shfl_xor_sync(3u << (threadIdx.x % 32 & ~1u), amax, 1));
+    const __nv_fp8_storage_t scale = __nv_cvt_float_to_fp8(__fdiv_rn(factor * amax, E2M1_LARGEST), __NV_SATFINITE, __NV_E4M3);
+    uint32_t codes = 0;
+    if ((scale & 0x7F) != 0) {
+      const float multiple = __fdiv_rn(factor, __half2float(__half(__nv_cvt_fp8_to_halfraw(scale, __NV_E4M3))));
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) {
+        codes |= (RoundToE2M1(fabsf(x[j]) * multiple) | ((__float_as_uint(x[j]) >> 28) & 8)) << (4 * j);
+      }
+    }
+    reinterpret_cast<uint32_t*>(p.fp4_out)[row * words + i] = codes;
+    if (i % 2 != 0) return;
+    const int64_t block = i / 2;
+    p.fp4_scales[p.fp4_grid.Index(row, block)] = scale;
+    if (i + 2 < words) return;
+    for (int64_t pad = block + 1; pad < p.fp4_grid.PaddedCols(); ++pad) p.fp4_scales[p.fp4_grid.Index(row, pad)] = 0;
   }
 
   /// Quantise 16 bytes of a row with the exponent of their group, of which neighbouring lanes have the rest.
@@ -371,11 +399,11 @@ struct OneShot {
 
 constexpr int ONE_SHOT_THREADS = 1024;
 
-template <typename T, bool IS_TWO_SHOT>
+template <typename T, bool IS_TWO_SHOT, bool IS_FP4 = false>
 __global__ void __launch_bounds__(ONE_SHOT_THREADS, 1) OneShotKernel(const __grid_constant__ AllReduceParams<T> p) {
   __shared__ float scratch[64];
   ptx::GridDependencyWait();
-  OneShot<T, IS_TWO_SHOT>(p).Run(blockIdx.x, gridDim.x, scratch);
+  OneShot<T, IS_TWO_SHOT, IS_FP4>(p).Run(blockIdx.x, gridDim.x, scratch);
 }
 
 /// Threads of a CTA: a function of the row alone, because the order of the sum of squares depends on it.
@@ -386,6 +414,12 @@ cudaError_t AllReduce(const AllReduceParams<T>& p, cudaStream_t stream) {
   if (p.tokens == 0) return cudaSuccess;
   const dim3 grid(unsigned(std::min<int64_t>(p.tokens, p.max_blocks))),
       block(OneShotThreads(p.hidden, OneShot<T>::VEC));
+  if constexpr (sizeof(T) == 2) {
+    if (p.fp4_out != nullptr) {
+      auto kernel = p.is_two_shot ? OneShotKernel<T, true, true> : OneShotKernel<T, false, true>;
+      return Launch(kernel, grid, block, p.enable_pdl, stream, p);
+    }
+  }
   if (p.is_two_shot) return Launch(OneShotKernel<T, true>, grid, block, p.enable_pdl, stream, p);
   return Launch(OneShotKernel<T, false>, grid, block, p.enable_pdl, stream, p);
 }

@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "../../cpu/fp4.h"
 #include "../../cpu/parallel.h"
 #include "../../cpu/vec.h"
 #include "params.h"
@@ -22,7 +23,7 @@ namespace comm {
 
 /// Arguments of a call that must be equal on all ranks.
 struct Request {
-  int64_t tokens, hidden, pattern, element_bytes;
+  int64_t tokens, hidden, pattern, type;
   bool operator==(const Request& other) const { return std::memcmp(this, &other, sizeof(Request)) == 0; }
 };
 
@@ -132,6 +133,34 @@ void StorePacked(const AllReduceParams<T>& p, int64_t token, const cpu::Scratch&
   }
 }
 
+/// Quantise a row by blocks of 16 to FP4. `factor`: of the whole tensor.
+template <typename T>
+void StoreFp4(const AllReduceParams<T>& p, int64_t token, const cpu::Scratch& row, float factor) {
+  using namespace cpu;
+  const int64_t blocks = p.hidden / FP4_BLOCK;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const float* const x = &row[block * FP4_BLOCK];
+    float amax = 0;
+    for (int i = 0; i < FP4_BLOCK; ++i) amax = std::fmax(amax, std::fabs(x[i]));
+    const float8_e4m3 scale(factor * amax / E2M1_LARGEST);
+    const bool is_zero = (scale.bits & 0x7F) == 0;
+    const float multiple = is_zero ? 0.f : factor / float(scale);
+    uint32_t code[FP4_BLOCK];
+    for (int i = 0; i < FP4_BLOCK; i += LANES) {
+      const UintVec bits = BitCast<UintVec>(Load(x + i));
+      const Vec magnitude = BitCast<Vec>(bits & 0x7FFFFFFFu) * multiple;
+      const UintVec rounded = Encode<E2M1Format, UintVec>(magnitude) | ((bits & 0x80000000u) >> 28);
+      std::memcpy(code + i, &rounded, sizeof(rounded));
+    }
+    uint8_t* const to = p.fp4_out + token * p.hidden / 2 + block * FP4_BLOCK / 2;
+    for (int i = 0; i < FP4_BLOCK / 2; ++i) to[i] = is_zero ? 0 : uint8_t(code[2 * i] | code[2 * i + 1] << 4);
+    p.fp4_scales[p.fp4_grid.Index(token, block)] = scale.bits;
+  }
+  for (int64_t block = blocks; block < p.fp4_grid.PaddedCols(); ++block) {
+    p.fp4_scales[p.fp4_grid.Index(token, block)] = 0;
+  }
+}
+
 /// Sum, residual, norm and quantisation of one row. `row`: scratch of `hidden` floats.
 template <typename T>
 void ReduceRow(const AllReduceParams<T>& p, const T* const (&slots)[MAX_RANKS], int64_t token, const cpu::Scratch& row,
@@ -159,6 +188,7 @@ void ReduceRow(const AllReduceParams<T>& p, const T* const (&slots)[MAX_RANKS], 
   ForEachVec(p.hidden, [&](int64_t i, auto lanes) {
     const Vec norm = RoundAs<T>(Load(&row[i]) * rstd * (Load(p.gamma + i, lanes) + p.weight_bias));
     if (p.norm_out != nullptr) Store(p.norm_out + base + i, norm, lanes);
+    if (p.fp4_out != nullptr) Store(&row[i], Keep(norm, lanes));
     if (p.quant_out == nullptr) return;
     if (p.packed_out != nullptr) {
       Store(&row[i], Keep(norm, lanes));
@@ -173,6 +203,7 @@ void ReduceRow(const AllReduceParams<T>& p, const T* const (&slots)[MAX_RANKS], 
     const float most = Largest(kept < 0.f ? -kept : kept);
     amax = most > amax || std::isnan(most) ? most : amax;
   });
+  if (p.fp4_out != nullptr) StoreFp4(p, token, row, p.scale != nullptr ? *p.scale : p.scale_value);
   if (p.packed_out != nullptr) StorePacked(p, token, row);
   if (p.scale_out == nullptr) return;
   const float scale = (amax < SMALLEST_AMAX ? SMALLEST_AMAX : amax) / E4M3_LARGEST;
@@ -185,7 +216,8 @@ template <typename T>
 int64_t AllReduceOnHost(const AllReduceParams<T>& p) {
   HostHead* const own = HeadOf(p.peers, p.peers.rank);
   uint32_t call = own->call.load(std::memory_order_relaxed);
-  const Request request{p.tokens, p.hidden, p.pattern, int64_t(sizeof(T))};
+  const int64_t type = std::is_same_v<T, float> ? 0 : std::is_same_v<T, float16_t> ? 1 : 2;
+  const Request request{p.tokens, p.hidden, p.pattern, type};
   if (!p.resume) {
     ++call;
     own->requests[call % 2] = request;

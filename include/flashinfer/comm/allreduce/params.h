@@ -4,6 +4,7 @@
 //   R = round_T(S + residual_in)                                                           -> residual_out
 //   N = round_T(R * rsqrt(mean(R^2) + eps) * (weight_bias + gamma))                        -> norm_out
 //   Q = e4m3(N * (1 / scale)), or per row scale = max(amax(N), 2^-9) / 448, Q = e4m3(N / scale)   -> quant_out
+//   or per 16 columns s = e4m3(g * amax / 6), Q = e2m1(N * (g / s)) with a global factor g, two codes to a byte  -> fp4_out
 //   or per group of columns 2^e = 2^ceil(log2(max(amax / 448, 1e-10))), Q = e4m3(N / 2^e), four bytes e + 127 to a word
 // The inputs of patterns 6 and 7 are sums themselves, rounded once (RowSource).
 // Outputs whose pointer is null are not written. An input of -0.0 counts as +0.0.
@@ -11,6 +12,7 @@
 #include <cstdint>
 
 #include "../../backend.h"
+#include "../../mx_quantization.h"
 #include "../peer_table.h"
 
 namespace flashinfer {
@@ -63,13 +65,27 @@ struct AllReduceParams {
   uint64_t timeout_ns;  ///< 0: wait forever
   uint32_t* record;     ///< host memory: what the watchdog found
   bool enable_pdl, trigger_early, is_two_shot;
+
+  uint8_t* fp4_out;     ///< tokens x hidden / 2, the even column in the low nibble; null: no FP4
+  uint8_t* fp4_scales;  ///< e4m3 in `fp4_grid`; g is *scale or scale_value
+  ScaleGrid fp4_grid;   ///< rows of padding keep what they have, columns of padding get 0
 };
+
+/// Comparison of the calls of all ranks on CUDA (check.cuh).
+struct CheckParams {
+  PeerTable peers;
+  uint32_t digest;      ///< of shape, type and pattern
+  uint64_t timeout_ns;  ///< 0: wait forever
+  uint32_t* record;     ///< host memory: 1 late or 2 different, the rank, the number of the check
+};
+Status Check(const CheckParams& p, Stream stream);
 
 /// Entry of the CUDA kernels (one_shot.cuh). That of the CPU is AllReduceOnHost (one_shot_cpu.h).
 template <typename T>
 Status AllReduce(const AllReduceParams<T>& p, Stream stream);
 
-constexpr float E4M3_LARGEST = 448.f;
+constexpr float E4M3_LARGEST = 448.f, E2M1_LARGEST = 6.f;
+constexpr int FP4_BLOCK = 16;  // columns that share a scale
 constexpr float SMALLEST_SCALE = 1e-10f;    // the least scale of a group
 constexpr float SMALLEST_AMAX = 1.f / 512;  // a row of zeros gets the scale 2^-9 / 448
 
