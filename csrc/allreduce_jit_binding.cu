@@ -3,3 +3,4 @@
 #include "allreduce.cu"
 
 FLASHINFER_EXPORT(allreduce_fusion, allreduce_fusion)
+FLASHINFER_EXPORT(allreduce_check, allreduce_check)

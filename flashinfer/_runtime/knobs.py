@@ -294,6 +294,13 @@ class Knobs:
         "seconds after which a rank that does not come to a call is given up, 0: never; default: as the process group",
         "ops",
     )
+    comm_check = Knob(
+        "FLASHINFER_COMM_CHECK",
+        _flag,
+        False,
+        "1: all-reduces on CUDA compare what the ranks ask for first, and wait for it; those on the CPU always do",
+        "ops",
+    )
     autotuner_load_from_file = Knob(
         "FLASHINFER_AUTOTUNER_LOAD_FROM_FILE",
         _flag,

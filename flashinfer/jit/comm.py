@@ -29,7 +29,7 @@ _FLOATS = ("float16_t", "bfloat16_t", "float")
 
 def gen_allreduce_module(backend: str = "cuda") -> JitSpec:
     """Describe the module of the all-reduce fused with residual, norm and quantisation."""
-    units = {dtype: {"dtype": dtype} for dtype in _FLOATS}
+    units = {"check": {"dtype": ""}, **{dtype: {"dtype": dtype} for dtype in _FLOATS}}
     return stage("allreduce", backend=backend, kernels=units)
 
 

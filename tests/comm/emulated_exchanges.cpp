@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two-sided exchange and the reading all-reduce on the CPU, called by test_emulated_exchanges.py: ranks are CTAs of one
-// cluster; CTA b is CTA b / world of rank b % world.
+// The two-sided exchange, the reading all-reduce and the comparison of calls on the CPU, called by
+// test_emulated_exchanges.py: ranks are CTAs of one cluster; CTA b is CTA b / world of rank b % world.
+#include <flashinfer/comm/allreduce/check.cuh>
 #include <flashinfer/comm/alltoall/fifo.cuh>
 #include <flashinfer/comm/pull/pull.cuh>
 
@@ -30,6 +31,14 @@ int Launch(const Group<Params>& group, int present, int blocks) {
   const unsigned grid = unsigned(present * blocks);
   return int(LaunchConfig(dim3(grid), dim3(64), 0, false, nullptr, int(grid)).Launch(GroupKernel<Params, Body>, here));
 }
+
+struct Compare {
+  const CheckParams& p;
+  __device__ explicit Compare(const CheckParams& params) : p(params) {}
+  __device__ void Run(int, int) const {
+    if (threadIdx.x < 32) CompareCalls(p);
+  }
+};
 
 }  // namespace
 
@@ -87,4 +96,20 @@ EMULATION_EXPORT int pull(const int64_t* n) {
     group.ranks[rank].record = reinterpret_cast<uint32_t*>(n[2]);
   }
   return Launch<Params, PullKernelBody<__nv_bfloat16>>(group, present, blocks);
+}
+
+/// numbers: world, present ranks, time-out; for each rank memory, digest, record.
+EMULATION_EXPORT int check(const int64_t* n) {
+  Group<CheckParams> group{};
+  group.world = int(n[0]);
+  for (int rank = 0; rank < group.world; ++rank) {
+    CheckParams& p = group.ranks[rank];
+    p.peers.world = group.world;
+    p.peers.rank = rank;
+    for (int peer = 0; peer < group.world; ++peer) p.peers.memory[peer] = reinterpret_cast<char*>(n[3 + 3 * peer]);
+    p.digest = uint32_t(n[4 + 3 * rank]);
+    p.record = reinterpret_cast<uint32_t*>(n[5 + 3 * rank]);
+    p.timeout_ns = uint64_t(n[2]);
+  }
+  return Launch<CheckParams, Compare>(group, int(n[1]), 1);
 }

@@ -107,3 +107,32 @@ def test_a_rank_that_does_not_enter(library):
         numbers += [head.data_ptr(), inputs[0].data_ptr(), record.data_ptr()]
     call(library, "pull", numbers)
     assert record[:3].tolist() == [1, 1, 1] and [head[12].item() for head in memory] == [2, 2]
+
+
+def compare(library, heads, digests, present=None, timeout_ns=0):
+    """Run a check of all ranks, and return what each leaves on the host."""
+    records = [torch.zeros(4, dtype=torch.int32) for _ in heads]
+    numbers = [len(heads), len(heads) if present is None else present, timeout_ns]
+    for head, digest, record in zip(heads, digests, records, strict=True):
+        numbers += [head.data_ptr(), digest, record.data_ptr()]
+    call(library, "check", numbers)
+    return [record[:3].tolist() for record in records]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_digests_of_all_ranks(library, world):
+    heads = [torch.zeros(512, dtype=torch.uint8) for _ in range(world)]
+    same = [7] * world
+    for seed, digests in enumerate([same, [7] * (world - 1) + [9], same, [2**32 - 1] * world]):
+        library.seed(seed)
+        found = compare(library, heads, digests)
+        if len(set(digests)) == 1:
+            assert found == [[0, 0, 0]] * world
+        else:  # all ranks find a difference, and none touches what the all-reduce uses
+            assert found == [[2, world - 1, seed + 1]] * (world - 1) + [[2, 0, seed + 1]]
+        assert all((head[:128] == 0).all() for head in heads)
+
+
+def test_a_rank_that_does_not_compare(library):
+    heads = [torch.zeros(512, dtype=torch.uint8) for _ in range(2)]
+    assert compare(library, heads, [7, 7], present=1, timeout_ns=1) == [[1, 1, 1], [0, 0, 0]]

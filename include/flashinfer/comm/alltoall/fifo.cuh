@@ -7,7 +7,7 @@
 // With fewer CTAs than peers nothing can lock up: every rank goes through distances g in the same order, and what is sent
 // over distance g is taken by a CTA that waits for nothing but smaller distances.
 // Bound by the link, and by one CTA per peer and direction.
-//   test  pytest tests/comm/test_trtllm_alltoall.py tests/comm/test_emulated_fifo.py
+//   test  pytest tests/comm/test_trtllm_alltoall.py tests/comm/test_emulated_exchanges.py
 #pragma once
 #include "fifo.h"
 #include "wait.cuh"
