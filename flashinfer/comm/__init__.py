@@ -6,6 +6,7 @@ CUDA context and needs neither MPI nor another package. Names that set up, probe
 themselves and stay out of ``__all__``.
 """
 
+from . import pcie_ipc_policy, pcie_ipc_tuning, vllm_ar
 from .allreduce import allreduce_fusion
 from .cuda_ipc import CudaRTLibrary as CudaRTLibrary
 from .cuda_ipc import create_shared_buffer as create_shared_buffer
@@ -30,6 +31,10 @@ from .gathered import all_gather_matmul as all_gather_matmul
 from .gathered import prepare_all_gather_matmul as prepare_all_gather_matmul
 from .gathered import quantized_all_reduce as quantized_all_reduce
 from .mapping import Mapping
+from .pcie_ipc_ar import PcieIpcAllReduceWorkspace as PcieIpcAllReduceWorkspace
+from .pcie_ipc_policy import get_pcie_ipc_launch_config as get_pcie_ipc_launch_config
+from .pcie_ipc_topology import probe_pcie_ipc_rank_topology as probe_pcie_ipc_rank_topology
+from .pcie_ipc_topology import resolve_pcie_ipc_profile as resolve_pcie_ipc_profile
 from .strided import pack_strided_memory as pack_strided_memory
 from .trtllm_ar import (
     AllReduceFusionOp,
@@ -100,12 +105,6 @@ from .ulysses_topology import (
     resolve_ulysses_backend as resolve_ulysses_backend,
 )
 from .vllm_ar import all_reduce as vllm_all_reduce
-from .vllm_ar import dispose as vllm_dispose
-from .vllm_ar import get_graph_buffer_ipc_meta as vllm_get_graph_buffer_ipc_meta
-from .vllm_ar import init_custom_ar as vllm_init_custom_ar
-from .vllm_ar import meta_size as vllm_meta_size
-from .vllm_ar import register_buffer as vllm_register_buffer
-from .vllm_ar import register_graph_buffers as vllm_register_graph_buffers
 from .workspace import (
     MNNVLAllReduceFusionWorkspace,
     TRTLLMAllReduceFusionWorkspace,
@@ -144,13 +143,18 @@ __all__ = [
     "moe_a2a_get_workspace_size_per_rank",
     "moe_a2a_initialize",
     "vllm_all_reduce",
-    "vllm_dispose",
-    "vllm_get_graph_buffer_ipc_meta",
-    "vllm_init_custom_ar",
-    "vllm_meta_size",
-    "vllm_register_buffer",
-    "vllm_register_graph_buffers",
 ]
+
+# Published under other names than those of their modules.
+PcieIpcLaunchConfig = pcie_ipc_policy.IpcLaunchConfig
+PcieIpcVariant = pcie_ipc_policy.IpcVariant
+pcie_ipc_default_cache_path = pcie_ipc_tuning.default_cache_path
+vllm_dispose = vllm_ar.dispose
+vllm_get_graph_buffer_ipc_meta = vllm_ar.get_graph_buffer_ipc_meta
+vllm_init_custom_ar = vllm_ar.init_custom_ar
+vllm_meta_size = vllm_ar.meta_size
+vllm_register_buffer = vllm_ar.register_buffer
+vllm_register_graph_buffers = vllm_ar.register_graph_buffers
 
 # Published module paths that only re-export, such as flashinfer.comm.mixed_comm, are files of this folder.
 __path__.append(f"{__path__[0].removesuffix('comm')}_compat/published/comm")

@@ -168,7 +168,7 @@ def create_shared_buffer(
         raise ArgumentError(f"{op}: size_in_bytes must be positive, got {size_in_bytes}")
     on_gpu = torch.cuda.is_available() or not isinstance(cudart, _LazyLibrary)
     if torch.device(device or ("cuda" if on_gpu else "cpu")).type == "cpu":
-        comm = group if hasattr(group, "allgather") else TorchDistBackend(group)
+        comm = group if hasattr(group, "Get_rank") else TorchDistBackend(group)
         memory = create_peer_memory(comm, size_in_bytes, "cpu", op=op, initialise=lambda own: own.zero_())
         with _host_lock:
             _host.setdefault(memory.ptrs, []).append(memory)

@@ -30,7 +30,7 @@ from .test_peer_memory import held
 def shared(comm):
     """Write to the memory of all ranks, over the default process group."""
     rank, world, before = comm.Get_rank(), comm.Get_size(), held()
-    pointers = create_shared_buffer(1000, device="cpu")
+    pointers = create_shared_buffer(1000, torch.distributed.group.WORLD, device="cpu")
     assert ctypes.string_at(pointers[rank], 1000) == bytes(1000)
     comm.barrier()
     for ptr in pointers:
