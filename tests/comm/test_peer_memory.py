@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -88,12 +89,13 @@ def test_sizes_must_be_equal(ranks):
 def hosts_that_differ(comm):
     from flashinfer.comm import peer_memory
 
-    original = peer_memory._host_name
+    original, before, start = peer_memory._host_name, held(), time.monotonic()
     peer_memory._host_name = lambda: f"node{comm.Get_rank()}"
     try:
-        create_peer_memory(comm, 64, "cpu", op="make")
+        create_peer_memory(comm, 1 << 20, "cpu", op="make")
     finally:
         peer_memory._host_name = original
+        assert held() == before and time.monotonic() - start < 1, "one vote, before anything is allocated"
 
 
 def test_ranks_of_two_hosts(ranks):
