@@ -6,8 +6,38 @@ CUDA context and needs neither MPI nor another package. Names that set up, probe
 themselves and stay out of ``__all__``.
 """
 
+from .._compat.unsupported_comm import CakeFusedNormCombineWorkspace as CakeFusedNormCombineWorkspace
+from .._compat.unsupported_comm import PcieIpcAllGatherWorkspace as PcieIpcAllGatherWorkspace
+from .._compat.unsupported_comm import PcieIpcReduceScatterWorkspace as PcieIpcReduceScatterWorkspace
+from .._compat.unsupported_comm import cake_fused_norm_combine as cake_fused_norm_combine
+from .._compat.unsupported_comm import (
+    cake_fused_norm_combine_create_workspace as cake_fused_norm_combine_create_workspace,
+)
+from .._compat.unsupported_comm import (
+    cake_fused_norm_combine_destroy_workspace as cake_fused_norm_combine_destroy_workspace,
+)
+from .._compat.unsupported_comm import (
+    cake_fused_norm_combine_workspace_bytes as cake_fused_norm_combine_workspace_bytes,
+)
+from .._compat.unsupported_comm import dispose_ulysses_a2a as dispose_ulysses_a2a
+from .._compat.unsupported_comm import get_ulysses_a2a_module as get_ulysses_a2a_module
+from .._compat.unsupported_comm import init_tp_moe_finalize_rmsnorm as init_tp_moe_finalize_rmsnorm
+from .._compat.unsupported_comm import init_ulysses_a2a as init_ulysses_a2a
+from .._compat.unsupported_comm import is_mnnvl_cutedsl_supported as is_mnnvl_cutedsl_supported
+from .._compat.unsupported_comm import supports_tp_moe_finalize_rmsnorm as supports_tp_moe_finalize_rmsnorm
+from .._compat.unsupported_comm import tp_moe_finalize_rmsnorm as tp_moe_finalize_rmsnorm
+from .._compat.unsupported_comm import ulysses_a2a as ulysses_a2a
+from ..jit.comm import gen_trtllm_comm_module as gen_trtllm_comm_module
 from . import pcie_ipc_policy, pcie_ipc_tuning, vllm_ar
 from .allreduce import allreduce_fusion
+from .allreduce_types import (
+    AllReduceFusionOp,
+    AllReduceFusionPattern,
+    AllReduceStrategyConfig,
+    AllReduceStrategyType,
+    QuantizationSFLayout,
+    compute_fp4_swizzled_layout_sf_size,
+)
 from .cuda_ipc import CudaRTLibrary as CudaRTLibrary
 from .cuda_ipc import create_shared_buffer as create_shared_buffer
 from .cuda_ipc import free_shared_buffer as free_shared_buffer
@@ -32,18 +62,11 @@ from .gathered import prepare_all_gather_matmul as prepare_all_gather_matmul
 from .gathered import quantized_all_reduce as quantized_all_reduce
 from .mapping import Mapping
 from .pcie_ipc_ar import PcieIpcAllReduceWorkspace as PcieIpcAllReduceWorkspace
+from .pcie_ipc_ar import get_pcie_ipc_comm_module as get_pcie_ipc_comm_module
 from .pcie_ipc_policy import get_pcie_ipc_launch_config as get_pcie_ipc_launch_config
 from .pcie_ipc_topology import probe_pcie_ipc_rank_topology as probe_pcie_ipc_rank_topology
 from .pcie_ipc_topology import resolve_pcie_ipc_profile as resolve_pcie_ipc_profile
 from .strided import pack_strided_memory as pack_strided_memory
-from .trtllm_ar import (
-    AllReduceFusionOp,
-    AllReduceFusionPattern,
-    AllReduceStrategyConfig,
-    AllReduceStrategyType,
-    QuantizationSFLayout,
-    compute_fp4_swizzled_layout_sf_size,
-)
 from .trtllm_doors import (
     trtllm_allreduce_fusion as trtllm_allreduce_fusion,
 )

@@ -8,8 +8,8 @@ from typing import Any, Optional
 import torch
 
 from .._runtime.errors import ArgumentError
-from .trtllm_ar import AllReduceFusionPattern as P
-from .trtllm_ar import QuantizationSFLayout as Layout
+from .allreduce_types import AllReduceFusionPattern as P
+from .allreduce_types import QuantizationSFLayout as Layout
 
 __all__ = ["fp4_outputs", "group_of", "moe_rows"]
 

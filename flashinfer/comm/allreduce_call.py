@@ -9,7 +9,7 @@ import torch
 
 from .._runtime.errors import ArgumentError
 from .allreduce_arguments import fp4_outputs, group_of, moe_rows
-from .trtllm_ar import AllReduceFusionPattern as P
+from .allreduce_types import AllReduceFusionPattern as P
 from .workspace import TRTLLMAllReduceFusionWorkspace
 
 __all__ = ["run"]

@@ -12,7 +12,7 @@ import torch
 
 from .._runtime.torch_ops import called, register_custom_op
 from .allreduce_call import run
-from .trtllm_ar import AllReduceFusionPattern as P
+from .allreduce_types import AllReduceFusionPattern as P
 from .workspace_names import workspace_named
 
 __all__ = ["launch_traced"]

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from .comm_backend import all_ranks_agree
+from .device_probes import is_mnnvl_fabric_supported
 from .fd_exchange import broadcast_fd, exchange_fds
 
 __all__ = [
@@ -33,8 +35,6 @@ class HandleExchanger:
 
 def make_handle_exchanger(comm: Any, rank: int, size: int, dev_id: int) -> HandleExchanger:
     """Return the exchange that all ranks can take part in: fabric handles if every GPU has them, else descriptors."""
-    from .mnnvl import all_ranks_agree, is_mnnvl_fabric_supported
-
     has_fabric = all_ranks_agree(comm, is_mnnvl_fabric_supported(dev_id))
     return HandleExchanger(comm, rank, size, _FABRIC if has_fabric else _POSIX_FD)
 

@@ -123,6 +123,17 @@ class Mapping:
     def local_rank(self) -> int:
         return self.rank % self.gpus_per_node
 
+    def get_node_rank(self, rank: int) -> int:
+        """Return the host of a rank."""
+        return rank // self.gpus_per_node
+
+    def get_local_rank(self, rank: int) -> int:
+        """Return the index of a rank on its host."""
+        return rank % self.gpus_per_node
+
+    def is_multi_node(self) -> bool:
+        return self.world_size > self.gpus_per_node
+
     # ------------------------------------------------------------------------------------------------ groups
 
     @property
@@ -186,6 +197,9 @@ class Mapping:
 
     def is_last_pp_rank(self) -> bool:
         return self.pp_rank == self.pp_size - 1
+
+    def is_second_last_pp_rank(self) -> bool:
+        return self.pp_rank == self.pp_size - 2
 
     def prev_pp_rank(self) -> int:
         return (self.rank - self.tp_size * self.cp_size) % self.world_size

@@ -9,8 +9,10 @@ from typing import Any, ClassVar, Optional, Sequence, Union
 
 import torch
 
+from .._runtime.errors import ArgumentError
 from .abstractions import CommBackend
 from .comm_backend import MPIBackend, MpiComm, TorchDistBackend, all_ranks_agree, all_ranks_support_mnnvl, backend_for
+from .device_probes import is_mnnvl_fabric_supported, is_multicast_supported
 from .handle_exchange import (
     HandleExchanger,
     handle_allgather,
@@ -104,9 +106,14 @@ class MnnvlMemory:
         self.rank_stride = round_up(size, config.fabric_page_size)
         if device.type == "cpu" or getattr(comm, "shares_objects", False):
             self.rank_stride = round_up(size, 4096)  # one tensor of a process has room for all rows
-        self.memory: PeerMemory = create_peer_memory(
-            comm, size, device, op="MnnvlMemory", initialise=lambda own: own.zero_(), stride=self.rank_stride
-        )
+        try:
+            self.memory: PeerMemory = create_peer_memory(
+                comm, size, device, op="MnnvlMemory", initialise=lambda own: own.zero_(), stride=self.rank_stride
+            )
+        except ArgumentError as error:
+            if "nbytes must be equal" not in str(error):
+                raise
+            raise ArgumentError(f"Not all rank allocating same size. {error}") from None
         self.ptr = self.memory.ptrs[0]
         MnnvlMemory.allocated_map[self.ptr] = self
 
@@ -166,30 +173,6 @@ class MnnvlMemory:
         own = torch.cuda.current_device()
         found = [torch.cuda.can_device_access_peer(own, i) for i in range(torch.cuda.device_count()) if i != own]
         return bool(found) and (all(found) if need_all_up else any(found))
-
-
-def _has_attribute(device_idx: int, name: str) -> bool:
-    """Return True if the driver reports a device attribute; False without a GPU or the package ``cuda-python``."""
-    try:
-        from cuda.bindings import driver
-
-        error, device = driver.cuDeviceGet(device_idx)
-        if error != driver.CUresult.CUDA_SUCCESS:
-            return False
-        error, value = driver.cuDeviceGetAttribute(getattr(driver.CUdevice_attribute, name), device)
-        return bool(error == driver.CUresult.CUDA_SUCCESS and value)
-    except (ImportError, AttributeError, RuntimeError):
-        return False
-
-
-def is_mnnvl_fabric_supported(device_idx: int) -> bool:
-    """Return True if memory of the device can be exported with fabric handles."""
-    return _has_attribute(device_idx, "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED")
-
-
-def is_multicast_supported(device_idx: int) -> bool:
-    """Return True if the device can write to the memory of several GPUs at once (multicast)."""
-    return _has_attribute(device_idx, "CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED")
 
 
 def create_tensor_from_cuda_memory(ptr: int, shape: Sequence[int], dtype: torch.dtype, device_id: int) -> torch.Tensor:

@@ -14,9 +14,9 @@ from .comm_backend import TorchDistBackend
 from .pcie_ipc_policy import MAX_BLOCKS, WORLD_SIZES, IpcLaunchConfig, _is_launchable, get_pcie_ipc_launch_config
 from .pcie_ipc_topology import resolve_pcie_ipc_profile
 from .transaction import Transaction
-from .workspace import TRTLLMAllReduceFusionWorkspace
+from .workspace import TRTLLMAllReduceFusionWorkspace, get_allreduce_module
 
-__all__ = ["PcieIpcAllReduceWorkspace"]
+__all__ = ["PcieIpcAllReduceWorkspace", "get_pcie_ipc_comm_module"]
 
 _OP = "PcieIpcAllReduceWorkspace"
 
@@ -144,3 +144,8 @@ class PcieIpcAllReduceWorkspace:
     def destroy(self) -> None:
         """Give the memory back; not collective, and safe to repeat."""
         self._space.destroy()
+
+
+def get_pcie_ipc_comm_module() -> Any:
+    """Return the module of the all-reduce for CUDA."""
+    return get_allreduce_module("cuda")

@@ -27,6 +27,7 @@ from .waiting import waiting_for
 __all__ = [
     "MnnvlMoe",
     "MoEAlltoallInfo",
+    "get_comm_alltoall_module",
     "get_moe_commworkspace_size_per_rank",
     "get_moe_prepare_workspace_size_per_rank",
     "moe_comm",
@@ -37,6 +38,12 @@ __all__ = [
 ]
 
 get_moe_comm_module = module_cache(gen_moe_comm_module)
+
+
+def get_comm_alltoall_module() -> Any:
+    """Return the module of the exchange for CUDA."""
+    return get_moe_comm_module("cuda")
+
 
 _MAX_EP = 64
 # Of include/flashinfer/comm/alltoall/fifo.h, where moe_comm_workspace_bytes says the same.

@@ -14,7 +14,7 @@ import torch
 from .._runtime.errors import ArgumentError
 from .allreduce import allreduce_fusion
 from .allreduce_arguments import fp4_outputs
-from .trtllm_ar import AllReduceFusionPattern as P
+from .allreduce_types import AllReduceFusionPattern as P
 from .workspace import _HEAD_BYTES, TRTLLMAllReduceFusionWorkspace
 
 __all__ = [

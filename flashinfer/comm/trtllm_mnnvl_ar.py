@@ -11,10 +11,10 @@ import torch
 
 from .._runtime.errors import ArgumentError
 from .allreduce import allreduce_fusion
+from .allreduce_types import AllReduceFusionPattern as P
+from .allreduce_types import QuantizationSFLayout
 from .comm_backend import MpiComm
-from .trtllm_ar import AllReduceFusionPattern as P
-from .trtllm_ar import QuantizationSFLayout
-from .workspace import MNNVLAllReduceFusionWorkspace
+from .workspace import _MNNVL_ONE_SHOT_BYTES, MNNVLAllReduceFusionWorkspace, get_allreduce_module
 from .workspace_base import AllReduceFusionWorkspace
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "MNNVLAllreduceFusionStrategy",
     "MNNVLQuantType",
     "get_allreduce_mnnvl_workspace",
+    "get_trtllm_mnnvl_comm_module",
     "mpi_barrier",
     "trtllm_mnnvl_all_reduce",
     "trtllm_mnnvl_allreduce",
@@ -29,8 +30,6 @@ __all__ = [
     "trtllm_mnnvl_fused_allreduce_add_rmsnorm_quant",
     "trtllm_mnnvl_fused_allreduce_rmsnorm",
 ]
-
-_ONE_SHOT_BYTES = 64 * 1024 * 8 * 2
 
 
 class MNNVLAllreduceFusionStrategy(enum.Enum):
@@ -45,7 +44,7 @@ class MNNVLAllreduceFusionStrategy(enum.Enum):
         tp_size: int, num_tokens: int, hidden_dim: int, dtype: torch.dtype
     ) -> MNNVLAllreduceFusionStrategy:
         """Return the strategy of a call that does not name one."""
-        is_small = num_tokens * hidden_dim * tp_size * dtype.itemsize <= _ONE_SHOT_BYTES
+        is_small = num_tokens * hidden_dim * tp_size * dtype.itemsize <= _MNNVL_ONE_SHOT_BYTES
         return MNNVLAllreduceFusionStrategy.ONESHOT if is_small else MNNVLAllreduceFusionStrategy.TWOSHOT
 
 
@@ -234,3 +233,8 @@ def trtllm_mnnvl_fused_allreduce_rmsnorm(
 ) -> NoReturn:
     """Raise RuntimeError: the call takes a multicast address."""
     _no_multicast("trtllm_mnnvl_fused_allreduce_rmsnorm")
+
+
+def get_trtllm_mnnvl_comm_module() -> Any:
+    """Return the module of the all-reduce for CUDA."""
+    return get_allreduce_module("cuda")

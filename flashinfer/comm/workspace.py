@@ -36,6 +36,7 @@ logger = logging.getLogger("flashinfer")
 
 #: Most bytes that one generation of slots takes, as in the published workspaces.
 MAX_COMM_SIZE = (2**31 - 1) & ~(2**21 - 1)
+_MNNVL_ONE_SHOT_BYTES = 64 * 1024 * 8 * 2  # most bytes that published workspaces of multicast push once
 _HEAD_BYTES = 512  # HEAD_BYTES of include/flashinfer/comm/allreduce/params.h
 _GENERATIONS = {"cuda": 3, "cpu": 2}
 _SENTINEL = -(2**31)  # bits of -0.0 in fp32, which no pushed word has
@@ -285,6 +286,26 @@ class MNNVLAllReduceFusionWorkspace(AllReduceFusionWorkspace):
     @property
     def backend(self) -> str:
         return "mnnvl"
+
+    @staticmethod
+    def get_required_buffer_size_bytes(
+        tp_size: int, num_tokens: int, hidden_dim: int, dtype: torch.dtype, strategy: Any = None
+    ) -> int:
+        """Return the bytes of a buffer for calls of this size; ``strategy``: of :mod:`~.trtllm_mnnvl_ar`."""
+        row = hidden_dim * dtype.itemsize
+        once = num_tokens * tp_size * row
+        value = getattr(strategy, "value", strategy)
+        if value not in (0, 1):
+            value = int(once > _MNNVL_ONE_SHOT_BYTES)
+        return once if value == 0 else 2 * -(-num_tokens // tp_size) * tp_size * row
+
+    def checkpoint_prepare(self) -> None:
+        """Raise NotImplementedError: there is no memory to give back."""
+        raise NotImplementedError("checkpoint_prepare: there is no memory to give back, nor torch symmetric memory")
+
+    def checkpoint_restore(self, comm_backend: Any) -> None:
+        """Raise NotImplementedError, as :meth:`checkpoint_prepare` does."""
+        self.checkpoint_prepare()
 
     def destroy(self) -> None:
         self._destroyed = True

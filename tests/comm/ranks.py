@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -41,6 +42,13 @@ def time_limit(seconds: float) -> Iterator[None]:
         yield
     finally:
         os.environ["FLASHINFER_COMM_TIMEOUT_S"] = before
+
+
+def held() -> tuple[int, int, list[str]]:
+    """Return what this process holds: descriptors, mappings of memory files, files of shared memory."""
+    gc.collect()  # views of memory of earlier tests
+    maps = Path("/proc/self/maps").read_text().count("memfd:flashinfer")
+    return len(os.listdir("/proc/self/fd")), maps, sorted(os.listdir("/dev/shm"))
 
 
 class Failure(NamedTuple):

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -16,15 +14,9 @@ from flashinfer.comm.peer_memory import create_peer_memory
 from flashinfer.comm.transaction import Transaction
 
 from .foreign import EngineBackend
+from .ranks import held
 
 STAGES = ("check arguments", "allocate memory", "send descriptors", "map the memory of peers", "initialise memory")
-
-
-def held():
-    """Return what this process holds: descriptors, mappings of memory files, files of shared memory."""
-    gc.collect()  # views of memory of earlier tests
-    maps = Path("/proc/self/maps").read_text().count("memfd:flashinfer")
-    return len(os.listdir("/proc/self/fd")), maps, sorted(os.listdir("/dev/shm"))
 
 
 def write_and_read(comm):

@@ -24,7 +24,7 @@ from flashinfer.comm.mnnvl import (
 )
 
 from .foreign import EngineBackend
-from .test_peer_memory import held
+from .ranks import held
 
 
 def shared(comm):

@@ -38,7 +38,7 @@ from typing import Any, Callable, Iterator
 import torch
 
 import flashinfer
-import flashinfer.comm.trtllm_alltoall
+import flashinfer.comm
 import flashinfer.fused_moe
 import flashinfer.gemm  # the package imports it on first use
 import flashinfer.indexer
@@ -265,12 +265,8 @@ def comm_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     parts = {"partial_o": bf16(16, 8, 4, 512), "workspace": None, "cp_rank": 0, "cp_size": 4}
     yield flashinfer.comm.decode_cp_a2a_alltoall, {**parts, "softmax_stats": fp32(16, 8, 4, 2)}
     yield flashinfer.comm.decode_cp_a2a_lse_reduce, {**parts, "partial_lse": fp32(16, 8, 4)}
-    registered = {"fa": 0, "out": None, "reg_buffer": 0, "reg_buffer_sz_bytes": 0, "num_ctas": 36}
+    registered = {"fa": 1, "reg_buffer": 0, "reg_buffer_sz_bytes": 0, "num_ctas": 36, "out": bf16(16 * 4096)}
     yield flashinfer.comm.vllm_all_reduce, {**registered, "inp": bf16(16 * 4096)}
-    counts = {"send_rank_cum_sum": int32(8), "recv_rank_cum_sum": int32(8), "ep_rank": 0, "ep_size": 8}
-    places = {"send_indices": int32(128), "recv_indices": int32(256), "all_workspaces": None}
-    rows = {"input": bf16(16, 7168), "output": bf16(256, 7168)}
-    yield flashinfer.comm.trtllm_alltoall.moe_comm, {**rows, **counts, **places}
 
 
 def mhc_calls() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

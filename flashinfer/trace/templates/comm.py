@@ -290,7 +290,13 @@ def _vllm_all_reduce_reference(inp: torch.Tensor, **_: Any) -> torch.Tensor:
 vllm_all_reduce_trace = TraceTemplate(
     "comm",
     axes={"size": Var()},
-    inputs={"inp": Tensor(("size",), description="what this rank adds to the sum"), "num_ctas": Scalar("int32")},
+    inputs={
+        "fa": Scalar("int64", description="handle of the group"),
+        "inp": Tensor(("size",), description="what this rank adds to the sum"),
+        "reg_buffer": Scalar("int64"),
+        "reg_buffer_sz_bytes": Scalar("int64"),
+        "num_ctas": Scalar("int32"),
+    },
     outputs={"out": Tensor(("size",), dtype_from="inp")},
     name_prefix="vllm_all_reduce",
     reference=_vllm_all_reduce_reference,

@@ -3,7 +3,7 @@
 // its call to all, waits for theirs and compares, before anything else is written. The host waits for it.
 //   one warp; thread r serves rank r.  digest -> rank r,  flag of this check -> rank r,  wait for r's flag,  compare
 // Two checks have room: a rank that has found a difference may enter the next check before another has compared.
-//   test  pytest tests/comm/test_emulated_exchanges.py
+//   test  pytest tests/comm/test_emulated_exchanges.py      bench  none: it runs to find a mistake, and the host waits
 #pragma once
 #include "../../ptx/globaltimer.cuh"
 #include "../../ptx/system.cuh"

@@ -8,6 +8,7 @@
 // over distance g is taken by a CTA that waits for nothing but smaller distances.
 // Bound by the link, and by one CTA per peer and direction.
 //   test  pytest tests/comm/test_trtllm_alltoall.py tests/comm/test_emulated_exchanges.py
+//   bench  python benchmarks/bench_comm.py -k moe_comm
 #pragma once
 #include "fifo.h"
 #include "wait.cuh"

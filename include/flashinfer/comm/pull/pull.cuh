@@ -3,6 +3,7 @@
 // All CTAs of a rank must be resident together, because each waits for flags that the last one of a peer sends.
 // Bound by the link: one-shot reads (P - 1) times the message, two-shot 2 (P - 1) / P times.
 //   test  pytest tests/comm/test_vllm_ar.py tests/comm/test_emulated_exchanges.py
+//   bench  python benchmarks/bench_comm.py -k vllm
 #pragma once
 #include "../../ptx/atomic.cuh"
 #include "../../ptx/globaltimer.cuh"

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver says about memory that a GPU can share; no probe raises."""
+
+from __future__ import annotations
+
+__all__ = ["is_mnnvl_fabric_supported", "is_multicast_supported"]
+
+
+def _has_attribute(device_idx: int, name: str) -> bool:
+    """Return True if the driver reports a device attribute; False without a GPU or the package ``cuda-python``."""
+    try:
+        from cuda.bindings import driver
+
+        error, device = driver.cuDeviceGet(device_idx)
+        if error != driver.CUresult.CUDA_SUCCESS:
+            return False
+        error, value = driver.cuDeviceGetAttribute(getattr(driver.CUdevice_attribute, name), device)
+        return bool(error == driver.CUresult.CUDA_SUCCESS and value)
+    except (ImportError, AttributeError, RuntimeError):
+        return False
+
+
+def is_mnnvl_fabric_supported(device_idx: int) -> bool:
+    """Return True if memory of the device can be exported with fabric handles."""
+    return _has_attribute(device_idx, "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED")
+
+
+def is_multicast_supported(device_idx: int) -> bool:
+    """Return True if the device can write to the memory of several GPUs at once (multicast)."""
+    return _has_attribute(device_idx, "CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED")
