@@ -53,10 +53,10 @@ int64_t allreduce_fusion(TensorView input, TensorView ptrs, int64_t rank, int64_
                          MaybeTensor output, MaybeTensor residual_in, MaybeTensor residual_out, MaybeTensor gamma,
                          MaybeTensor norm_out, MaybeTensor quant_out, MaybeTensor scale, MaybeTensor scale_out,
                          MaybeTensor packed_out, int64_t group, MaybeTensor fp4_out, MaybeTensor fp4_scales,
-                         int64_t fp4_layout, MaybeTensor index, MaybeTensor weights, MaybeTensor add,
-                         double factor, bool is_two_shot, double scale_value, double eps, double weight_bias,
-                         bool resume, int64_t wait_us, int64_t max_blocks, int64_t timeout_ns, int64_t record,
-                         bool enable_pdl, bool trigger_early) {
+                         int64_t fp4_layout, MaybeTensor index, MaybeTensor weights, MaybeTensor add, double factor,
+                         bool is_two_shot, double scale_value, double eps, double weight_bias, bool resume,
+                         int64_t wait_us, int64_t max_blocks, int64_t timeout_ns, int64_t record, bool enable_pdl,
+                         bool trigger_early) {
   Expect(OP, "input", input).on_device().rank(2).dtype({dl_float16, dl_bfloat16, dl_float32}).contiguous();
   // The rows of patterns 6 and 7 are sums of rows of `input`: there are as many as residual_in has.
   const bool is_sum = index.has_value() || weights.has_value();
@@ -113,8 +113,8 @@ int64_t allreduce_fusion(TensorView input, TensorView ptrs, int64_t rank, int64_
   }
   const flashinfer::ScaleGrid grid{tokens, hidden / flashinfer::comm::FP4_BLOCK, flashinfer::ScaleLayout(fp4_layout)};
   if (fp4_out.has_value()) {
-    for (auto [name, t, size] : {std::tuple{"quant_out", &fp4_out, tokens * hidden / 2},
-                                 std::tuple{"scale_out", &fp4_scales, grid.Size()}}) {
+    for (auto [name, t, size] :
+         {std::tuple{"quant_out", &fp4_out, tokens * hidden / 2}, std::tuple{"scale_out", &fp4_scales, grid.Size()}}) {
       const TensorView x = t->value();
       Expect expect(OP, name, x);
       expect.same_device(input, "input").dtype({dl_uint8}).rank(1).contiguous();
@@ -177,9 +177,9 @@ int64_t allreduce_fusion(TensorView input, TensorView ptrs, int64_t rank, int64_
     }
   }
 
-  for (auto [name, t] : {std::pair{"output", &output}, std::pair{"residual_in", &residual_in},
-                         std::pair{"residual_out", &residual_out}, std::pair{"norm_out", &norm_out},
-                         std::pair{"rms_gamma", &gamma}, std::pair{"added rows", &add}}) {
+  for (auto [name, t] :
+       {std::pair{"output", &output}, std::pair{"residual_in", &residual_in}, std::pair{"residual_out", &residual_out},
+        std::pair{"norm_out", &norm_out}, std::pair{"rms_gamma", &gamma}, std::pair{"added rows", &add}}) {
     CheckAligned(name, *t, 16);
   }
   CheckAligned("input", MaybeTensor(input), 16);

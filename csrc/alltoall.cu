@@ -257,6 +257,12 @@ int64_t decode_cp_exchange(TensorView o, TensorView stats, TensorView out_o, May
     p.out_stats = static_cast<char*>(out_stats.value().data_ptr()) + begin * world * p.stats_bytes;
   }
   p.is_base_e = is_base_e;
+  uint64_t digest = 0;
+  for (int64_t x :
+       {o.size(0), begin, p.o_bytes, p.stats_bytes, int64_t(out_stats.has_value()), int64_t(o.dtype().code)}) {
+    digest = (digest + uint64_t(x)) * 0x9E3779B97F4A7C15ull;  // the top bits depend on all
+  }
+  p.request = uint16_t(digest >> 48);
   p.wait = WaitOf(resume, wait_us, max_blocks, timeout_ns, record, enable_pdl, workspace.device());
   int64_t outcome = -1;
   DeviceGuard guard(workspace.device());

@@ -26,9 +26,8 @@ std::pair<const int32_t*, const int32_t*> PartsOf(const std::string& side, const
 #ifdef FLASHINFER_CPU
   for (int64_t r = 0; r < sums.size(0); ++r) {
     if (s[r] < (r == 0 ? 0 : s[r - 1]) || s[r] > indices.numel()) {
-      FLASHINFER_THROW(ArgumentError) << OP << ": " << sums_name << " must ascend from 0 to at most "
-                                      << indices.numel() << " (" << indices_name << ".numel()), got " << s[r]
-                                      << " for rank " << r;
+      FLASHINFER_THROW(ArgumentError) << OP << ": " << sums_name << " must ascend from 0 to at most " << indices.numel()
+                                      << " (" << indices_name << ".numel()), got " << s[r] << " for rank " << r;
     }
   }
   for (int64_t i = 0; i < s[sums.size(0) - 1]; ++i) {

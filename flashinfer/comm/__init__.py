@@ -29,6 +29,7 @@ from .._compat.unsupported_comm import tp_moe_finalize_rmsnorm as tp_moe_finaliz
 from .._compat.unsupported_comm import ulysses_a2a as ulysses_a2a
 from ..jit.comm import gen_trtllm_comm_module as gen_trtllm_comm_module
 from . import pcie_ipc_policy, pcie_ipc_tuning, vllm_ar
+from . import trtllm_alltoall as trtllm_alltoall
 from .allreduce import allreduce_fusion
 from .allreduce_types import (
     AllReduceFusionOp,

@@ -99,6 +99,11 @@ class _CustomAllReduce:
             if outcome == -1:
                 return
             call = ctypes.c_uint32.from_address(int(self.heads[self.rank])).value + 1
+            if outcome >= 256:
+                raise ArgumentError(
+                    f"{_OP}: inp must have as many elements of one dtype on all ranks, rank {self.rank} got "
+                    f"{inp.numel()} of {inp.dtype}, and rank {outcome - 256} others, in call {call - 1}"
+                )
             if outcome >= 128:
                 self.broken = self.late(outcome - 128, call) + ", as another rank found"
             elif self.seconds and time.monotonic() - start > self.seconds:

@@ -62,10 +62,10 @@ class Waiting:
         return f"{op}: rank {rank} must {what} within {self.seconds:g} s, rank {self.rank} got nothing of call {call}"
 
     def _differ(self, op: str, rank: int, call: int) -> str:
-        return (
-            f"{op}: runtime_max_tokens_per_rank, top_k, num_experts and payloads must be equal on all ranks, got "
-            f"others on rank {rank} in call {call}"
-        )
+        what = "runtime_max_tokens_per_rank, top_k, num_experts and payloads"
+        if op.startswith("decode_cp"):
+            what = "shapes and dtypes of partial_o and its statistics"
+        return f"{op}: {what} must be equal on all ranks, got others on rank {rank} in call {call}"
 
     def run(self, op: str, stage: int, call: Callable[[bool, int, int, int, int], int]) -> None:
         """Run ``call(resume, wait_us, max_blocks, timeout_ns, record)`` until it is done; on CUDA it is at once."""

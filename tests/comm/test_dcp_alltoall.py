@@ -92,3 +92,33 @@ def test_a_rank_that_does_not_come(ranks):
     (text, told), (_, also_told) = ranks(2).run(absent)
     assert "rank 1 must send its tokens within 0.3 s, rank 0 got nothing of call 1" in text
     assert told == also_told == [2, 2], "all ranks are told which one is late"
+
+
+def different(comm):
+    """Let rank 1 exchange other rows, other sizes, another dtype; nothing is written, and the next call is right."""
+    rank = comm.Get_rank()
+    table = decode_cp_a2a_allocate_mnnvl_workspace(
+        Mapping(2, rank, 2, cp_size=2), mnnvl_config=MnnvlConfig(comm), device="cpu"
+    )
+    decode_cp_a2a_init_workspace(table, rank, 2)
+    comm.barrier()
+    texts = []
+    for rows, width, dtype in ((3 + rank, 64, torch.float16), (3, 64 + 8 * rank, torch.float16), (3, 64, rank)):
+        dtype = (torch.float16, torch.bfloat16)[dtype] if isinstance(dtype, int) else dtype
+        o, stats = torch.ones(rows, 2, width, dtype=dtype), torch.ones(rows, 2, 2)
+        out = torch.full_like(o, 7), torch.full_like(stats, 7)
+        with pytest.raises(
+            ValueError, match="shapes and dtypes of partial_o and its statistics must be equal"
+        ) as found:
+            decode_cp_a2a_alltoall(o, stats, table, rank, 2, out=out)
+        assert (out[0] == 7).all() and (out[1] == 7).all()
+        texts.append(str(found.value))
+    o, stats = torch.full((3, 2, 64), float(rank)).half(), torch.ones(3, 2, 2)
+    found, _ = decode_cp_a2a_alltoall(o, stats, table, rank, 2)
+    return texts, found[0, :, 0].tolist()
+
+
+def test_ranks_that_differ(ranks):
+    for rank, (texts, values) in enumerate(ranks(2).run(different)):
+        assert values == [0.0, 1.0]
+        assert all(text.endswith(f"got others on rank {1 - rank} in call {i + 1}") for i, text in enumerate(texts))

@@ -96,6 +96,31 @@ def test_a_rank_that_does_not_come(ranks):
     assert "rank 1 must enter call 1 within 0.3 s" in texts[0]
 
 
+def different(comm):
+    """Let rank 1 sum another number of elements, then another type; nothing is written, and the next call is right."""
+    fa, own, _, end = buffers(comm)
+    texts = []
+    for x in (
+        torch.ones(8 + 8 * comm.Get_rank()),
+        torch.ones(8, dtype=(torch.float16, torch.bfloat16)[comm.Get_rank()]),
+    ):
+        out = torch.full_like(x, 7)
+        with pytest.raises(ValueError, match="as many elements of one dtype on all ranks") as found:
+            api.vllm_all_reduce(fa, x, out, own, CAPACITY, 36)
+        assert (out == 7).all()
+        texts.append(str(found.value))
+    out = torch.empty(8)
+    api.vllm_all_reduce(fa, torch.ones(8), out, own, CAPACITY, 36)
+    end()
+    return texts, out[0].item()
+
+
+def test_ranks_that_differ(ranks):
+    for rank, (texts, total) in enumerate(ranks(2).run(different)):
+        assert total == 2
+        assert all(f"rank {1 - rank} others, in call {i + 1}" in text for i, text in enumerate(texts))
+
+
 def test_wrong_calls():
     def work(comm):
         fa, own, _, end = buffers(comm)

@@ -297,7 +297,7 @@ vllm_all_reduce_trace = TraceTemplate(
         "reg_buffer_sz_bytes": Scalar("int64"),
         "num_ctas": Scalar("int32"),
     },
-    outputs={"out": Tensor(("size",), dtype_from="inp")},
+    outputs={"out": Tensor(("size",), param="out", dtype_from="inp")},
     name_prefix="vllm_all_reduce",
     reference=_vllm_all_reduce_reference,
     description="The sum over ranks that read each other's inputs.",

@@ -308,7 +308,8 @@ struct OneShot {
 #pragma unroll
     for (int j = 0; j < VEC; ++j) amax = fmaxf(amax, fabsf(x[j]));
     amax = fmaxf(amax, __shfl_xor_sync(3u << (threadIdx.x % 32 & ~1u), amax, 1));
-    const __nv_fp8_storage_t scale = __nv_cvt_float_to_fp8(__fdiv_rn(factor * amax, E2M1_LARGEST), __NV_SATFINITE, __NV_E4M3);
+    const __nv_fp8_storage_t scale =
+        __nv_cvt_float_to_fp8(__fdiv_rn(factor * amax, E2M1_LARGEST), __NV_SATFINITE, __NV_E4M3);
     uint32_t codes = 0;
     if ((scale & 0x7F) != 0) {
       const float multiple = __fdiv_rn(factor, __half2float(__half(__nv_cvt_fp8_to_halfraw(scale, __NV_E4M3))));

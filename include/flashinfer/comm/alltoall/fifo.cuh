@@ -56,8 +56,8 @@ struct Fifo {
     for (int64_t first = part.begin; first < part.end; first += p.RowsPerSlot(), ++sent) {
       if (!Wait(kCombineFlags, peer, sent - uint32_t(FIFO_DEPTH) + 1, kWaitCombine)) return;
       const int64_t count = min(p.RowsPerSlot(), part.end - first);
-      Copy<true>(reinterpret_cast<uint4*>(p.Slot(peer, me, sent)),
-                 reinterpret_cast<uint4*>(const_cast<char*>(p.input)), p.send_indices + first, count, p.input_rows);
+      Copy<true>(reinterpret_cast<uint4*>(p.Slot(peer, me, sent)), reinterpret_cast<uint4*>(const_cast<char*>(p.input)),
+                 p.send_indices + first, count, p.input_rows);
       __threadfence_system();
       __syncthreads();
       if (threadIdx.x == 0) ptx::StoreReleaseSystem(p.Counter(peer, FIFO_FILLED, me), sent + 1);

@@ -194,6 +194,12 @@ void MergeRow(const DecodeCpParams& p, uint32_t call, int64_t row) {
   });
 }
 
+/// Digest of the call of rank `source` in the memory of `owner`, behind the flags; two calls have room, by their parity.
+inline uint16_t* DecodeCpRequest(const ExchangeTable& t, int owner, int source, uint32_t call) {
+  char* const behind = t.Of(owner) + t.meta[kDispatchFlags] + 4 * t.world;
+  return reinterpret_cast<uint16_t*>(behind) + 2 * source + call % 2;
+}
+
 template <typename T>
 int64_t DecodeCpOnHost(const DecodeCpParams& p) {
   const ExchangeTable& t = p.table;
@@ -205,10 +211,16 @@ int64_t DecodeCpOnHost(const DecodeCpParams& p) {
       std::memcpy(slot + row * p.o_bytes, p.o + part * p.o_bytes, p.o_bytes);
       std::memcpy(slot + p.rows * p.o_bytes + row * p.stats_bytes, p.stats + part * p.stats_bytes, p.stats_bytes);
     }
+    for (int r = 0; r < t.world; ++r) *DecodeCpRequest(t, r, t.rank, call) = p.request;
     SendFlags(t, kDispatchFlags, call);
   }
   const int64_t waiting = WaitForFlags(t, kDispatchFlags, call, p.wait.wait_us);
   if (waiting != EXCHANGE_DONE) return waiting;
+  for (int r = 0; r < t.world; ++r) {
+    if (*DecodeCpRequest(t, t.rank, r, call) == p.request) continue;
+    t.Head(t.rank)->call = call;
+    return EXCHANGE_DIFFER + r;
+  }
   for (int64_t row = 0; row < p.rows; ++row) {
     if (p.out_stats == nullptr) {
       MergeRow<T>(p, call, row);

@@ -168,6 +168,7 @@ struct DecodeCpParams {
   int64_t rows, o_bytes, stats_bytes;  ///< sizes of a part
   int64_t slots, slot_bytes;           ///< offset of the slots, and bytes of one
   bool is_base_e;
+  uint16_t request;  ///< CPU: digest of the sizes of the whole exchange; ranks that differ raise
 
   FLASHINFER_HD char* Slot(int owner, int source, uint32_t call) const {
     return table.Of(owner) + slots + ((call & 1) * table.world + source) * slot_bytes;

@@ -20,6 +20,7 @@ struct PullHead {
   int32_t left;      ///< CTAs that are done
   uint32_t aborted;  ///< written by a peer that gave up: 1 + the rank it waited for
   uint32_t enter[MAX_RANKS], leave[MAX_RANKS];
+  uint64_t requests[2];  ///< CPU: elements and type of this rank's call, by its parity; ranks that differ raise
 };
 constexpr int64_t PULL_HEAD_BYTES = 512;
 static_assert(sizeof(PullHead) <= PULL_HEAD_BYTES, "the head must fit in front of the scratch");
@@ -27,7 +28,8 @@ static_assert(sizeof(PullHead) <= PULL_HEAD_BYTES, "the head must fit in front o
 template <typename T>
 struct PullParams {
   PeerTable peers;
-  const int64_t* inputs;  ///< address of the input of each rank, in device memory: a graph may be captured before it is known
+  const int64_t*
+      inputs;  ///< address of the input of each rank, in device memory: a graph may be captured before it is known
   T* out;
   int64_t size;  ///< elements, whole 16 bytes
   bool is_two_shot;

@@ -26,9 +26,7 @@ struct PullKernelBody {
   const uint32_t call;
 
   __device__ __forceinline__ explicit PullKernelBody(const PullParams<T>& params)
-      : p(params),
-        head(params.Head(params.peers.rank)),
-        call(*const_cast<const volatile uint32_t*>(&head->call) + 1) {}
+      : p(params), head(params.Head(params.peers.rank)), call(*const_cast<const volatile uint32_t*>(&head->call) + 1) {}
 
   /// Tell all peers, by one thread each.
   __device__ __forceinline__ void Tell(Flags flags) const {
@@ -108,8 +106,7 @@ struct PullKernelBody {
       Meet(&PullHead::leave);
       for (int64_t i = first; i < words; i += step) {
         const int64_t owner = i / share;
-        const uint4 raw =
-            ptx::LoadSystem(reinterpret_cast<const uint4*>(scratch(int(owner))) + (i - owner * share));
+        const uint4 raw = ptx::LoadSystem(reinterpret_cast<const uint4*>(scratch(int(owner))) + (i - owner * share));
         reinterpret_cast<const V&>(raw).Store(p.out + i * VEC);
       }
       if (!IsLast(&head->left, blocks)) return;

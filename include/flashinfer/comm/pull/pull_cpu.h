@@ -14,8 +14,8 @@ namespace flashinfer {
 namespace comm {
 
 /// Outcome of a call: done; 64 * stage + rank, still waiting for that rank in that stage (0 enter, 1 leave); or that a
-/// peer gave up waiting for a rank.
-constexpr int64_t PULL_DONE = -1, PULL_STAGE = 64, PULL_GAVE_UP = 128;
+/// peer gave up waiting for a rank, or that a rank sums something else.
+constexpr int64_t PULL_DONE = -1, PULL_STAGE = 64, PULL_GAVE_UP = 128, PULL_DIFFER = 256;
 
 inline int64_t MeetPeers(const PeerTable& peers, uint32_t (PullHead::*flags)[MAX_RANKS], uint32_t call,
                          int64_t wait_us) {
@@ -42,10 +42,19 @@ int64_t PullOnHost(const PullParams<T>& p) {
       __atomic_store_n(&(p.Head(r)->*flags)[peers.rank], call, __ATOMIC_RELEASE);
     }
   };
-  if (p.stage == 0) tell(&PullHead::enter);
+  const uint64_t request = uint64_t(p.size) * 3 + (std::is_same_v<T, float> ? 0 : std::is_same_v<T, float16_t> ? 1 : 2);
+  if (p.stage == 0) {
+    p.Head(peers.rank)->requests[call % 2] = request;
+    tell(&PullHead::enter);
+  }
   if (p.stage < 2) {
     const int64_t waiting = MeetPeers(peers, &PullHead::enter, call, p.wait_us);
     if (waiting != PULL_DONE) return waiting;
+    for (int r = 0; r < peers.world; ++r) {
+      if (p.Head(r)->requests[call % 2] == request) continue;
+      p.Head(peers.rank)->call = call;
+      return PULL_DIFFER + r;
+    }
     cpu::ParallelFor(p.size / cpu::LANES + 1, cpu::LANES * peers.world, [&](int64_t begin, int64_t end) {
       const int64_t first = begin * cpu::LANES, last = std::min(p.size, end * cpu::LANES);
       if (first >= last) return;
