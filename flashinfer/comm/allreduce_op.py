@@ -55,10 +55,27 @@ def _allreduce_fusion(
             f"allreduce_fusion: this compiled program needs the workspace {workspace!r}, got a process where it is not "
             "created, or is destroyed: call create_allreduce_fusion_workspace as the process that compiled it did"
         )
+    more = (moe_scale, moe_active, moe_token, expanded_idx, expert_scale, shared)
     run(
-        *(input, found, pattern, launch_with_pdl, trigger_completion_at_end, output, residual_out, norm_out, quant_out),
-        *(scale_out, residual_in, rms_gamma, rms_eps, scale_value if scale is None else scale, layout_code),
-        *(use_oneshot, moe_scale, moe_active, moe_token, expanded_idx, expert_scale, shared, group, weight_bias),
+        input,
+        found,
+        pattern,
+        launch_with_pdl,
+        trigger_completion_at_end,
+        output,
+        residual_out,
+        norm_out,
+        quant_out,
+        scale_out,
+        residual_in,
+        rms_gamma,
+        rms_eps,
+        scale_value if scale is None else scale,
+        layout_code,
+        use_oneshot,
+        *more,
+        group,
+        weight_bias,
     )
 
 
@@ -85,11 +102,25 @@ def launch_traced(
     elif pattern == P.kMoEFinalizeARResidualRMSNorm and residual_in is not None:
         norm_out = torch.empty_like(residual_in) if norm_out is None else norm_out
         residual_out = torch.empty_like(residual_in) if residual_out is None else residual_out
-    is_tensor = isinstance(scale_factor, torch.Tensor)
+    scale = scale_factor if isinstance(scale_factor, torch.Tensor) else None
+    value = 1.0 if scale_factor is None or scale is not None else float(scale_factor)
     _allreduce_fusion(
-        *(input, workspace.name, pattern, launch_with_pdl, trigger_completion_at_end, output, residual_out, norm_out),
-        *(quant_out, scale_out, residual_in, rms_gamma, rms_eps, scale_factor if is_tensor else None),
-        *(1.0 if is_tensor or scale_factor is None else float(scale_factor), *more),
+        input,
+        workspace.name,
+        pattern,
+        launch_with_pdl,
+        trigger_completion_at_end,
+        output,
+        residual_out,
+        norm_out,
+        quant_out,
+        scale_out,
+        residual_in,
+        rms_gamma,
+        rms_eps,
+        scale,
+        value,
+        *more,
     )
     if pattern == P.kAllReduce:
         return output

@@ -291,9 +291,9 @@ def moe_prepare(
     rows[:tokens, :top_k] = experts_ids
     rows[:tokens, top_k : 2 * top_k] = 0 if scales is None else scales.view(torch.int32)
     gathered = _gather_all(rows, workspace, ep_rank, ep_size)
-    statics = None
+    statistics = None
     if experts_statics is not None:
-        statics = _gather_all(experts_statics.view(1, -1), workspace, ep_rank, ep_size).view(ep_size, -1)
+        statistics = _gather_all(experts_statics.view(1, -1), workspace, ep_rank, ep_size).view(ep_size, -1)
 
     ids, each = gathered[:, :, :top_k], slot_count // ep_size
     is_slot = (ids >= 0) & (ids < slot_count)
@@ -308,7 +308,7 @@ def moe_prepare(
         *(recv_sums, gather, here, weights, local_ids, local_scales, most, slot_count, top_k, ep_rank, ep_size)
     )
     found = None if scales is None else local_scales
-    return local_ids, found, send_sums, send, recv_sums, recv, backward, statics  # type: ignore[return-value]
+    return local_ids, found, send_sums, send, recv_sums, recv, backward, statistics  # type: ignore[return-value]
 
 
 @dataclass
@@ -387,12 +387,13 @@ class MnnvlMoe:
         top_k: int,
     ) -> tuple[MoEAlltoallInfo, torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor]]:
         """Return what goes where, and slots, scales and statistics of the tokens that arrive: :func:`moe_prepare`."""
-        local_ids, local_scales, *indices, statics = moe_prepare(
+        local_ids, local_scales, send_sums, send, recv_sums, recv, backward, statistics = moe_prepare(
             *(expert_ids, scales, expert_statics, workspace, max_token_count_per_rank),
             *(ep_rank, ep_size, expert_count, slot_count, top_k),
         )
-        info = MoEAlltoallInfo(None, *indices, max_token_count_per_rank * ep_size)
-        return info, local_ids, local_scales, statics
+        rows = max_token_count_per_rank * ep_size
+        info = MoEAlltoallInfo(None, send_sums, send, recv_sums, recv, backward, rows)
+        return info, local_ids, local_scales, statistics
 
     @staticmethod
     def mnnvl_moe_alltoallv_prepare(

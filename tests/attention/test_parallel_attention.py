@@ -127,9 +127,7 @@ def test_wrong_calls():
         made.run(x, x, x, "HND", attn_mask=x)
     with pytest.raises(ValueError, match="must have 3 or 4 dimensions"):
         made.run(x[0], x, x, "HND")
-    with pytest.raises(
-        ValueError, match=r"seq_len_padded must be a multiple of 1 ranks .*, got 2"
-    ):
+    with pytest.raises(ValueError, match=r"seq_len_padded must be a multiple of 1 ranks .*, got 2"):
         uneven_cp_config(3, 2, 1)
     with pytest.raises(ValueError, match="seq_len_cur_rank must be from 0 to the 4 rows of a rank, got 5"):
         uneven_cp_config(3, 4, 5)

@@ -117,9 +117,9 @@ def engine_calls(comm):
         tokens = [torch.randn(6, hidden, generator=torch.Generator().manual_seed(r)).bfloat16() for r in range(world)]
         scales = [torch.rand(6, top_k, generator=torch.Generator().manual_seed(r)) for r in range(world)]
         n = counts[rank]
-        statics = torch.full((experts,), rank, dtype=INT)
+        statistics = torch.full((experts,), rank, dtype=INT)
         info, local_ids, local_scales, gathered = MnnvlMoe.mnnvl_moe_alltoallv_prepare_without_allgather(
-            *(ids[rank][:n].to(INT), scales[rank][:n], statics, prepare, most, rank, world, experts, experts, top_k)
+            *(ids[rank][:n].to(INT), scales[rank][:n], statistics, prepare, most, rank, world, experts, experts, top_k)
         )
         assert gathered[:, 0].tolist() == list(range(world))
         x = MnnvlMoe.mnnvl_moe_alltoallv(tokens[rank][:n], info, space, rank, world)

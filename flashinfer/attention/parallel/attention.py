@@ -248,7 +248,7 @@ class ParallelAttention:
 
     def _send(self, block: torch.Tensor, step: int) -> Optional[tuple[torch.Tensor, Any]]:
         """Begin to pass a block on; the last one stays."""
-        if step == self._r - 1:
+        if self._ring is None or step == self._r - 1:
             return None
         rows = block.shape[0]
         if self._varlen is not None and self._varlen.cu_seqlens_kv_cur_ring_group is not None:

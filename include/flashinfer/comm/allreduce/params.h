@@ -85,7 +85,7 @@ template <typename T>
 Status AllReduce(const AllReduceParams<T>& p, Stream stream);
 
 constexpr float E4M3_LARGEST = 448.f, E2M1_LARGEST = 6.f;
-constexpr int FP4_BLOCK = 16;  // columns that share a scale
+constexpr int FP4_BLOCK = 16;               // columns that share a scale
 constexpr float SMALLEST_SCALE = 1e-10f;    // the least scale of a group
 constexpr float SMALLEST_AMAX = 1.f / 512;  // a row of zeros gets the scale 2^-9 / 448
 
