@@ -138,7 +138,7 @@ cudart: Any = _LazyLibrary()
 
 
 class _Failure(NamedTuple):
-    """What a rank sends in place of a handle."""
+    """Text that a rank sends in place of a handle."""
 
     text: str
 

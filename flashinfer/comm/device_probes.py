@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver says about memory that a GPU can share; no probe raises."""
+"""Probes of memory that a GPU can share; none of them raises."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which launch an all-reduce over PCIe gets: a pure function of sizes, equal on all ranks."""
+"""Choice of the launch of an all-reduce over PCIe: a pure function of sizes, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACK_BYTES = 16
 
 
 class IpcVariant(enum.IntEnum):
-    """How data travel: from the input, through staging memory, around a ring, by copy engines."""
+    """Ways of the data: from the input, through staging memory, around a ring, by copy engines."""
 
     UNSTAGED = 0
     STAGED = 1

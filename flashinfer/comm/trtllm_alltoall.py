@@ -46,7 +46,7 @@ def get_comm_alltoall_module() -> Any:
 
 
 _MAX_EP = 64
-# Of include/flashinfer/comm/alltoall/fifo.h, where moe_comm_workspace_bytes says the same.
+# Layout in include/flashinfer/comm/alltoall/fifo.h; a test compares with moe_comm_workspace_bytes.
 _HEAD_BYTES, _SOURCE_BYTES = 1152, 4 * (128 << 10)
 _usable_sms = 0  # 0: all
 
@@ -313,7 +313,7 @@ def moe_prepare(
 
 @dataclass
 class MoEAlltoallInfo:
-    """What goes where in an exchange and back."""
+    """Indices of an exchange and of the way back."""
 
     local_gather_indices: Optional[torch.Tensor]
     send_rank_count_cumsum: torch.Tensor

@@ -33,7 +33,7 @@ __all__ = [
 
 
 class MNNVLAllreduceFusionStrategy(enum.Enum):
-    """How often the data of a call travel."""
+    """Number of steps in which the data of a call travel."""
 
     ONESHOT = 0
     TWOSHOT = 1
@@ -49,7 +49,7 @@ class MNNVLAllreduceFusionStrategy(enum.Enum):
 
 
 class MNNVLQuantType:
-    """What follows the norm."""
+    """Quantisation after the norm."""
 
     NONE = 0
     FP8 = 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must follow when something goes wrong: the sentences of docs/communication.md that no other file tests."""
+"""Failures and what follows: the sentences of docs/communication.md that no other file tests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank has which tokens: groups of ranks, sequences that ranks do not share evenly, packed sequences."""
+"""Groups of ranks, and the tokens of each rank: of sequences with padding, of packed sequences."""
 
 from __future__ import annotations
 

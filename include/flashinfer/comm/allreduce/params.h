@@ -74,7 +74,7 @@ struct AllReduceParams {
 /// Comparison of the calls of all ranks on CUDA (check.cuh).
 struct CheckParams {
   PeerTable peers;
-  uint32_t digest;      ///< of shape, type and pattern
+  uint32_t digest;      ///< shape, type and pattern in 32 bits
   uint64_t timeout_ns;  ///< 0: wait forever
   uint32_t* record;     ///< host memory: 1 late or 2 different, the rank, the number of the check
 };
