@@ -127,7 +127,10 @@ class MoeAlltoAll:
         else:
             comm = MnnvlMemory.comm_of(mapping, mnnvl_config)
             if not getattr(comm, "shares_objects", False):
-                MnnvlMemory.comm, MnnvlMemory.config = comm, mnnvl_config  # objects made without a configuration use them
+                MnnvlMemory.comm, MnnvlMemory.config = (
+                    comm,
+                    mnnvl_config,
+                )  # objects made without a configuration use them
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         # The ranks are part of the key: a process may be in several groups of one size.
         ranks = tuple(comm.allgather((socket.gethostname(), os.getpid())))
