@@ -148,7 +148,6 @@ void top_k_ragged_transform(TensorView out, TensorView input, TensorView offsets
                             int64_t capacity, int64_t blocks_per_row) {
   const Common c{"top_k_ragged_transform", "input", input, k, order, prefer_large_indices, capacity, blocks_per_row};
   Run(c, [&](auto& p) {
-    Expect(c.op, "input", input).contiguous();
     p.offsets = RowNumbers(c, "offsets", offsets, p.rows);
     p.lengths = RowNumbers(c, "lengths", lengths, p.rows);
     p.row_starts = RowNumbers(c, "row_starts", row_starts, p.rows);

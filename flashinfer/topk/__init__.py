@@ -330,7 +330,7 @@ def top_k_ragged_transform(
     Parameters
     ----------
     input : torch.Tensor
-        Scores ``(rows, max_len)``, float32, float16 or bfloat16, contiguous.
+        Scores ``(rows, max_len)``, float32, float16 or bfloat16. Rows may lie apart, as in a buffer that is wider.
     offsets : torch.Tensor
         ``(rows,)``, int32.
     lengths : torch.Tensor

@@ -69,7 +69,7 @@ BAD = [
     (PAGED, "out", ((4, 8), torch.int64), "out must be int32.*, got int64"),
     (PAGED, "out", columns_of_wider, "out must be contiguous"),
     (PAGED, "out_raw_indices", columns_of_wider, "out_raw_indices must be contiguous"),
-    (RAGGED, "input", columns_of_wider, "input must be contiguous"),
+    (RAGGED, "input", every_other, "input.stride(-1) must be 1.*, got 2"),
     (RAGGED, "offsets", ((4,), torch.int64), "offsets must be int32.*, got int64"),
     (RAGGED, "lengths", ((4, 1), INT32), "lengths must have 1 dimension.*, got 2"),
     (RAGGED, "k", -1, "k must be at least 1"),
