@@ -57,6 +57,8 @@ class BootstrapConfig:
             raise ValueError(
                 f"BootstrapConfig: rank {self.rank} not in [0, world_size), got world_size {self.world_size}"
             )
+        if self.device is not None and not isinstance(self.device, int):
+            raise ValueError(f"BootstrapConfig: device must be the index of a GPU or None, got {self.device!r}")
         if self.device is not None and self.device < 0:
             raise ValueError(f"BootstrapConfig: device must be at least 0, got {self.device}")
 

@@ -41,6 +41,8 @@ def test_group():
         BootstrapConfig(2, 2)
     with pytest.raises(ValueError, match="device must be at least 0, got -1"):
         BootstrapConfig(2, 1, device=-1)
+    with pytest.raises(ValueError, match="device must be the index of a GPU or None, got 'cpu'"):
+        BootstrapConfig(2, 1, device="cpu")
     with pytest.raises(dataclasses.FrozenInstanceError):
         BootstrapConfig(2, 1).rank = 0
 
