@@ -3,10 +3,10 @@
 
 Calls of the releases before them (vLLM 0.29.0, SGLang 0.5.19) are there too.
 
-``engine_calls.json`` holds facts of their published wheels: module, name, number of positional arguments, keywords, and
-attributes of our objects that they read. ``published_names.json`` holds the names that programs import, by module (""
-is the module). ``absent_names.json`` holds names that wait, with the reason: one that appears must be moved to the
-others.
+``engine_calls.json`` holds facts of their published wheels: module, name, number of positional arguments, keywords,
+those that are passed in some cases ("optional"), and attributes of our objects that they read.
+``published_names.json`` holds the names that programs import, by module ("" is the module). ``absent_names.json`` holds
+names that wait, with the reason: one that appears must be moved to the others.
 """
 
 from __future__ import annotations
@@ -55,11 +55,15 @@ def has_member(cls: type, name: str) -> bool:
     )
 
 
-def check_binds(function: Any, args: int, keywords: list[str], is_partial: bool) -> None:
-    """Check that the call binds. ``is_partial``: the engine passes more arguments, which its source does not name."""
+def check_binds(function: Any, args: int, keywords: list[str], optional: list[str], is_partial: bool) -> None:
+    """Check that the call binds. ``is_partial``: the engine passes more arguments, which its source does not name.
+
+    ``optional``: keywords of a dictionary that the engine fills by the case, so that each is bound on its own.
+    """
     signature = inspect.signature(function)
-    bind = signature.bind_partial if is_partial else signature.bind
-    bind(*range(args), **dict.fromkeys(keywords))
+    bind = signature.bind_partial if is_partial or optional else signature.bind
+    for more in [[name] for name in optional] or [[]]:
+        bind(*range(args), **dict.fromkeys([*keywords, *more]))
 
 
 CALLS = load("engine_calls.json")
@@ -77,8 +81,12 @@ def test_calls_of_engines(module):
                 continue
             found = resolve(module, name)
             if "args" in call:
-                is_method = bool(owner[0]) and inspect.isclass(resolve(module, owner[0])) and inspect.isfunction(found)
-                check_binds(found, call["args"] + is_method, call["keywords"], call["open"])
+                home = resolve(module, owner[0])
+                is_method = inspect.isclass(home) and not isinstance(
+                    inspect.getattr_static(home, owner[2]), (staticmethod, classmethod)
+                )
+                optional = call.get("optional", [])
+                check_binds(found, call["args"] + is_method, call["keywords"], optional, call["open"])
         except (AssertionError, AttributeError, ImportError, TypeError) as error:
             wrong.append(f"{name} {call.get('args', '')} {call.get('keywords', '')}: {error}")
     assert wrong == []
