@@ -29,10 +29,17 @@ def case(engine: str, feature: str, called: str) -> Callable[[Callable[[], None]
     return add
 
 
-def rows(results: dict[str, str]) -> list[str]:
-    """Return the lines of the Markdown table; ``results`` has a state by the name of a case's function."""
+def states_of(lines: list[str]) -> dict[tuple[str, str], str]:
+    """Return the state of each engine's feature in the lines of a table."""
+    cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines if line.startswith("|")]
+    return {(cell[0], cell[1]): cell[3] for cell in cells if len(cell) == 4}
+
+
+def rows(results: dict[str, str], before: list[str]) -> list[str]:
+    """Return the lines of the Markdown table: states by the name of a case's function, else those of ``before``."""
+    known = states_of(before)
     lines = ["| engine | feature | called here | state |", "|---|---|---|---|"]
-    for each in CASES:
-        state = results.get(each.run.__name__, "not run")
+    for each in sorted(CASES, key=lambda one: one.engine):
+        state = results.get(each.run.__name__) or known.get((each.engine, each.feature), "not run")
         lines.append(f"| {each.engine} | {each.feature} | `{each.called}` | {state} |")
     return lines
