@@ -1,5 +1,6 @@
 # make demo      set up .venv if needed, then serve a small model that adds numbers on whatever device is there
-#                DEMO_ARGS="--model DIR" serves a checkpoint, DEMO_ARGS=--random a larger random model
+#                DEMO_ARGS="--model DIR" serves a checkpoint, DEMO_ARGS=--random a larger random model,
+#                DEMO_ARGS="--model random-deepseek-v3.2" a small one with sparse attention and experts
 #                python examples/serve --help has the rest
 # make quick     smoke test, and a sample of the tests of what differs from main: under two minutes once modules are built
 # make test      everything a change can break: about 20 minutes on two cores from a fresh clone, builds included

@@ -5,10 +5,11 @@ python examples/serve                    a small model that adds numbers, so tha
 python examples/serve --random           a random model of the size that the device can take, for its speed
 python examples/serve --model DIR        a Hugging Face checkpoint: Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE,
                                          Qwen3-Next
+python examples/serve --model random-deepseek-v3.2    a random model with sparse latent attention, and experts
 torchrun --nproc-per-node 2 examples/serve --tensor-parallel 2    the model over two GPUs, or two processes of the CPU
 
-Read engine.py first. The model is in model.py, linear.py, experts.py and recurrent.py, tokenizers and printing in
-text.py, the sums in addition.py, the report in report.py, its web page in page.py. This file has the command line.
+Read engine.py first. The model is in model.py, linear.py, experts.py, recurrent.py and sparse.py, tokenizers and
+printing in text.py, the sums in addition.py, the report in report.py, its web page in page.py. This file has the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # ``python examples/serve`` puts the folder itself there
 from serve.addition import AnswerStream, count_right, draw_prompts
 from serve.engine import Engine, Request, Sampling, build_kernels, serve, warm_up
-from serve.model import Llama, LlamaConfig, load_checkpoint, random_weights
+from serve.model import RANDOM_MODELS, Llama, LlamaConfig, load_checkpoint, random_weights
 from serve.page import write_page
 from serve.parallel import TensorParallel
 from serve.report import device_name, table, write_timeline
@@ -69,6 +70,9 @@ def load(arguments: argparse.Namespace) -> tuple[Llama, Tokenizer]:
     usual = torch.bfloat16 if on_gpu or arguments.fp8 else torch.float32
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else usual
     options: dict[str, Any] = {"parallel": parallel, "fp8": arguments.fp8}
+    if arguments.model in RANDOM_MODELS:
+        config = RANDOM_MODELS[arguments.model]
+        return Llama(config, random_weights(config, device), dtype, device, **options), ByteTokenizer()
     if arguments.model:
         folder = Path(arguments.model)
         return Llama(*load_checkpoint(folder, device), dtype, device, **options), CheckpointTokenizer(folder)
@@ -124,7 +128,8 @@ def picture(name: str) -> Path:
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add, whole = parser.add_argument, positive(int)
-    add("--model", metavar="DIR", help="Hugging Face checkpoint: config.json, *.safetensors, tokenizer")
+    names = ", ".join(RANDOM_MODELS)
+    add("--model", metavar="DIR", help=f"Hugging Face checkpoint: config.json, *.safetensors, tokenizer; or {names}")
     add(
         "--random", action="store_true", help="random weights, of a size for the device, instead of the model that adds"
     )
@@ -145,7 +150,9 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.model and arguments.random:
         parser.error("argument --random: not allowed with argument --model")
-    if arguments.model and not (Path(arguments.model) / "config.json").is_file():
+    arguments.random = arguments.random or arguments.model in RANDOM_MODELS
+    is_folder = arguments.model and arguments.model not in RANDOM_MODELS
+    if is_folder and not (Path(arguments.model) / "config.json").is_file():
         parser.error(f"argument --model: {arguments.model} has no config.json, expected a Hugging Face checkpoint")
     return arguments
 
@@ -165,7 +172,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         builds, build_seconds = build_kernels(model)
         start = time.perf_counter()
         graphs = False if arguments.no_graphs else None
-        engine = Engine(model, arguments.pages, max_batch_size=arguments.batch_size, use_cuda_graphs=graphs)
+        pages = max(arguments.pages * 16 // model.page_size, 2)
+        engine = Engine(model, pages, max_batch_size=arguments.batch_size, use_cuda_graphs=graphs)
         capture_seconds = time.perf_counter() - start
         requests = make_requests(tokenizer, arguments)
         for request in requests:

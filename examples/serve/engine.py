@@ -25,15 +25,19 @@ from flashinfer.jit import JitSpec, build_jit_specs, gen_batch_decode_module, ge
 from flashinfer.jit.activation import gen_activation_module
 from flashinfer.jit.fused_moe import gen_fused_moe_module, gen_moe_routing_module
 from flashinfer.jit.gemm import gen_dense_gemm_sm90_module, gen_gemm_module, gen_quantize_1x128_module
+from flashinfer.jit.indexer import gen_mqa_logits_module
 from flashinfer.jit.norm import gen_norm_module
 from flashinfer.jit.page import gen_page_module
 from flashinfer.jit.recurrent.gdn_prefill import gen_gdn_prefill_module
 from flashinfer.jit.recurrent.gdn_step import gen_gdn_step_module
 from flashinfer.jit.rope import gen_rope_module
 from flashinfer.jit.sampling import gen_sampling_module
+from flashinfer.jit.sparse_mla import gen_sparse_mla_module
+from flashinfer.jit.topk import gen_topk_module
 from serve.model import Llama
 from serve.recurrent import PADDING_SLOT
 from serve.report import Step
+from serve.sparse import Unplanned
 
 WORKSPACE_BYTES = 128 << 20
 NO_TOP_K = 2**31 - 1
@@ -210,8 +214,9 @@ class Engine:
     ----------
     model : Llama
     num_pages, page_size : int
-        Size of the cache, with ``page_size`` tokens per page. On admission a request reserves the pages of its longest
-        possible text, so no running request ever lacks a page. A request waits until enough pages are free.
+        Size of the cache, with ``page_size`` tokens per page (default: 16; 64 with sparse attention). On admission a
+        request reserves the pages of its longest possible text, so no running request ever lacks a page. A request
+        waits until enough pages are free.
     max_batch_size : int
         Largest number of concurrent requests.
     max_prefill_tokens : int
@@ -231,14 +236,15 @@ class Engine:
         self,
         model: Llama,
         num_pages: int = 512,
-        page_size: int = 16,
+        page_size: Optional[int] = None,
         max_batch_size: int = 16,
         max_prefill_tokens: int = 2048,
         disable_split_kv: bool = False,
         use_cuda_graphs: Optional[bool] = None,
         run_ahead: Optional[bool] = None,
     ) -> None:
-        self.model, self.page_size, self.num_pages = model, page_size, num_pages
+        self.model, self.num_pages = model, num_pages
+        self.page_size = page_size = model.page_size if page_size is None else page_size
         self.max_batch_size, self.max_prefill_tokens = max_batch_size, max_prefill_tokens
         self.disable_split_kv = disable_split_kv
         self.cache = model.new_cache(num_pages, page_size)
@@ -252,8 +258,13 @@ class Engine:
 
         # Scratch memory is not used after a launch, so all wrappers share one workspace.
         self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=model.device)
-        self.prefill_attention = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self.workspace)
-        self.decode_attention = flashinfer.BatchDecodeWithPagedKVCacheWrapper(self.workspace)
+        self.prefill_attention: Any = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self.workspace)
+        self.decode_attention: Any = flashinfer.BatchDecodeWithPagedKVCacheWrapper(self.workspace)
+        if model.config.sparse is not None:
+            if use_cuda_graphs:
+                raise ValueError("Engine: use_cuda_graphs is True, expected False: plan copies the tables of a graph")
+            self.prefill_attention = self.decode_attention = Unplanned()
+            use_cuda_graphs = False
         self.run_ahead = model.device.type == "cuda" if run_ahead is None else run_ahead
         self.launched: Optional[Launched] = None  # a step whose tokens nobody has read
         self.graphs: dict[int, DecodeGraph] = {}
@@ -475,6 +486,10 @@ def kernel_specs(model: Llama) -> list[JitSpec]:
     if model.fp8:
         general = [gen_gemm_module("cpu"), gen_quantize_1x128_module("cpu")]
         products = [gen_dense_gemm_sm90_module("fp8_block")] if backend == "cuda" else general
+    if model.config.sparse is not None:
+        elementwise += [gen_mqa_logits_module, gen_topk_module]
+        attention = gen_sparse_mla_module(backend, model.dtype, model.dtype)
+        return [*(gen(backend) for gen in elementwise), *products, attention]
     return [
         *(gen(backend) for gen in elementwise),
         *products,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experts of the models that ``examples/serve`` serves: Mixtral, Qwen3-MoE, which has more and smaller ones, and
-Qwen3-Next, where one more expert is shared by all tokens.
+Qwen3-Next, where one more expert is shared by all tokens. DeepSeek's are chosen by groups.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class Experts:
     names: tuple[str, str, str]  #: names of gate, up and down
     dense_layers: frozenset[int] = frozenset()
     shared_size: int = 0  #: columns of the expert that all tokens take; 0 without one
+    groups: tuple[int, int] = (0, 0)  #: DeepSeek's routing: groups of experts, and those to choose from; 0: another one
+    scaling: float = 1.0  #: factor of the weights of DeepSeek's routing
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> Experts:
@@ -53,10 +55,17 @@ class Experts:
             shapes |= {f"{expert}.{name}": (self.intermediate_size, hidden_size) for name in (gate, up)}
             shapes[f"{expert}.{down}"] = (hidden_size, self.intermediate_size)
         if self.shared_size:
-            expert = f"{self.prefix}.shared_expert"
+            expert = f"{self.prefix}.{self.shared_name}"
             shapes |= {f"{expert}.{name}": (self.shared_size, hidden_size) for name in (gate, up)}
-            shapes |= {f"{expert}.{down}": (hidden_size, self.shared_size), f"{expert}_gate": (1, hidden_size)}
+            shapes[f"{expert}.{down}"] = (hidden_size, self.shared_size)
+            if not self.groups[0]:
+                shapes[f"{expert}_gate"] = (1, hidden_size)
         return shapes
+
+    @property
+    def shared_name(self) -> str:
+        """Name of the shared expert; DeepSeek's has no gate."""
+        return "shared_experts" if self.groups[0] else "shared_expert"
 
 
 class ExpertLayer:
@@ -86,16 +95,26 @@ class ExpertLayer:
             self.scales = [scale1, scale2]
         self.shared: Optional[GatedMlp] = None
         if experts.shared_size:
-            self.shared = GatedMlp(weights, f"{prefix}.shared_expert", linear)
-            self.shared_gate = weights[f"{prefix}.shared_expert_gate.weight"]
+            self.shared = GatedMlp(weights, f"{prefix}.{experts.shared_name}", linear)
+        self.shared_gate = weights.get(f"{prefix}.shared_expert_gate.weight")
+        self.bias = weights.get(f"{prefix}.gate.e_score_correction_bias")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = self.routed(x)
-        return out if self.shared is None else out + torch.sigmoid(F.linear(x, self.shared_gate)) * self.shared(x)
+        if self.shared is None:
+            return out
+        shared = self.shared(x)
+        return out + (shared if self.shared_gate is None else torch.sigmoid(F.linear(x, self.shared_gate)) * shared)
 
     def routed(self, x: torch.Tensor) -> torch.Tensor:
         method = RoutingMethodType.RenormalizeNaive if self.experts.renormalize else RoutingMethodType.Default
-        weights, ids = flashinfer.fused_moe.route_tokens(F.linear(x, self.router), self.experts.top_k, method)
+        options: dict[str, Any] = {}
+        if self.experts.groups[0]:
+            method, (n_group, topk_group) = RoutingMethodType.DeepSeekV3, self.experts.groups
+            options = {"bias": self.bias, "n_group": n_group, "topk_group": topk_group}
+            options["routed_scaling_factor"] = self.experts.scaling
+        logits, top_k = F.linear(x, self.router), self.experts.top_k
+        weights, ids = flashinfer.fused_moe.route_tokens(logits, top_k, method, **options)
         if x.dtype == torch.float32:
             return self.exact(x, ids, weights)
         return flashinfer.fused_moe.cutlass_fused_moe(

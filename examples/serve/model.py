@@ -23,6 +23,7 @@ from serve.experts import ExpertLayer, Experts
 from serve.linear import BLOCK, Fp8Linear, GatedMlp, Linear, Weights
 from serve.parallel import TensorParallel
 from serve.recurrent import Places, Recurrent, RecurrentLayer, States
+from serve.sparse import PAGE_SIZE, Sparse, SparseAttention, SparsePages, block_tables
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class LlamaConfig:
     window: Optional[int] = None
     has_head_norms: bool = False  #: True if queries and keys are normalised before they are rotated
     experts: Optional[Experts] = None
+    sparse: Optional[Sparse] = None  #: latent attention to selected tokens, in all layers
     recurrent: Optional[Recurrent] = None  #: layers without attention; attention is gated then, norms count from one
 
     @staticmethod
@@ -145,16 +147,18 @@ def tokens_of(field: Union[int, Sequence[int], None]) -> tuple[int, ...]:
 def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all weights except biases, which only some models have."""
     query_size, kv_size = config.num_qo_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_qo_heads
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (config.vocab_size, hidden)}
     if not config.tied:
         shapes["lm_head"] = (config.vocab_size, hidden)
-    recurrent: dict[str, tuple[int, ...]] = {}
+    whole: dict[str, tuple[int, ...]] = {}  # by names that do not end in weight, or not all
     for i in range(config.num_layers):
         layer = f"model.layers.{i}"
         shapes |= {f"{layer}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
         if config.recurrent is not None and i in config.recurrent.layers:
-            recurrent |= {f"{layer}.{name}": shape for name, shape in config.recurrent.shapes(hidden).items()}
+            whole |= {f"{layer}.{name}": shape for name, shape in config.recurrent.shapes(hidden).items()}
+        elif config.sparse is not None:
+            whole |= {f"{layer}.{name}": shape for name, shape in config.sparse.shapes(hidden, heads).items()}
         else:
             shapes |= {
                 f"{layer}.self_attn.q_proj": (query_size * (2 if config.recurrent else 1), hidden),
@@ -167,11 +171,13 @@ def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
         if has_experts(config, i):
             assert config.experts is not None
             shapes |= {f"{layer}.{name}": shape for name, shape in config.experts.shapes(hidden).items()}
+            if config.experts.groups[0]:
+                whole[f"{layer}.{config.experts.prefix}.gate.e_score_correction_bias"] = (config.experts.num_experts,)
         else:
             shapes |= {f"{layer}.mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
             shapes[f"{layer}.mlp.down_proj"] = (hidden, inner)
     shapes["model.norm"] = (hidden,)
-    return {**{f"{name}.weight": shape for name, shape in shapes.items()}, **recurrent}
+    return {**{f"{name}.weight": shape for name, shape in shapes.items()}, **whole}
 
 
 def has_experts(config: LlamaConfig, layer: int) -> bool:
@@ -185,6 +191,9 @@ def random_weights(
     generator = torch.Generator(device).manual_seed(seed)
     weights = {}
     for name, shape in shapes_of(config).items():
+        if name.endswith("bias"):
+            weights[name] = 0.1 * torch.randn(shape, generator=generator, device=device, dtype=dtype)
+            continue
         if len(shape) == 1:
             counts_from_one = config.recurrent is not None and not name.endswith("linear_attn.norm.weight")
             weights[name] = torch.full(shape, 0.0 if counts_from_one else 1.0, device=device, dtype=dtype)
@@ -299,10 +308,12 @@ class Layer:
         prefix = f"model.layers.{index}"
         self.input_norm = weights[f"{prefix}.input_layernorm.weight"]
         self.post_attention_norm = weights[f"{prefix}.post_attention_layernorm.weight"]
-        self.attention: Optional[Attention] = None
+        self.attention: Union[Attention, SparseAttention, None] = None
         self.recurrent: Optional[RecurrentLayer] = None
         if config.recurrent is not None and index in config.recurrent.layers:
             self.recurrent = RecurrentLayer(config.recurrent, weights, prefix, config.eps, linear)
+        elif config.sparse is not None:
+            self.attention = SparseAttention(config, weights, prefix, linear)
         else:
             self.attention = Attention(config, weights, prefix, linear)
         self.experts: Optional[ExpertLayer] = None
@@ -343,6 +354,8 @@ class Llama:
         fp8: bool = False,
     ) -> None:
         self.parallel, self.num_parameters = parallel, sum(weight.numel() for weight in weights.values())
+        if parallel is not None and config.sparse is not None:
+            raise ValueError("tensor parallel: the model has sparse attention, expected heads that ranks can share")
         if parallel is not None:
             config, weights = parallel.split(config, weights)
         if fp8:
@@ -357,9 +370,13 @@ class Llama:
         if parallel is not None:
             parallel.attach(config.hidden_size, dtype, self.device)
 
-    def new_cache(self, num_pages: int, page_size: int) -> torch.Tensor:
+    def new_cache(self, num_pages: int, page_size: int) -> Union[torch.Tensor, SparsePages]:
         """Allocate empty pages of keys and values: ``(attention layers, pages, 2, page_size, kv heads, head_dim)``."""
         c = self.config
+        if c.sparse is not None:
+            if page_size != self.page_size:
+                raise ValueError(f"new_cache: page_size is {page_size}, expected {self.page_size} for sparse attention")
+            return SparsePages.empty(c.num_layers, num_pages, self.dtype, self.device)
         shape = (len(c.attention_layers), num_pages, 2, page_size, c.num_kv_heads, c.head_dim)
         try:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -369,12 +386,17 @@ class Llama:
                 f"a cache of {num_pages} pages takes {size:,.1f} GiB, which {self.device} lacks"
             ) from error
 
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page, where the caller does not choose."""
+        return 16 if self.config.sparse is None else PAGE_SIZE
+
     def new_states(self, slots: int) -> Optional[States]:
         """Allocate the states of so many requests, or None if all layers have pages."""
         sizes = self.config.recurrent
         return None if sizes is None else States.empty(sizes, slots, self.dtype, self.device)
 
-    def forward(self, rows: Rows, cache: torch.Tensor, attention: Any, states: Optional[States] = None) -> torch.Tensor:
+    def forward(self, rows: Rows, cache: Any, attention: Any, states: Optional[States] = None) -> torch.Tensor:
         """Return the logits ``(batch, vocab_size)`` of the last row of each request, float32.
 
         ``attention`` is a wrapper that was planned for these rows. ``cache`` and ``states`` are results of
@@ -385,6 +407,8 @@ class Llama:
         x = rmsnorm_of(self.config)(residual, self.layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         pages = iter(cache)
+        if self.config.sparse is not None:
+            attention = block_tables(rows, self.config.max_length)
         slots = iter(() if states is None else zip(states.matrices, states.windows, strict=True))
         places = None if recurrent is None else Places.of(rows, recurrent.num_taps)
         for layer, next_norm in zip(self.layers, next_norms, strict=True):
@@ -406,6 +430,17 @@ class Llama:
             flashinfer.gemma_fused_add_rmsnorm(x, residual, weight, eps)
         else:
             flashinfer.fused_add_rmsnorm(x, residual, weight, eps)
+
+
+#: Random models that have names: a small one of the kind of DeepSeek-V3.2, an indexer, latent attention and experts.
+RANDOM_MODELS: Mapping[str, LlamaConfig] = {
+    "random-deepseek-v3.2": LlamaConfig(
+        num_layers=3,
+        num_qo_heads=16,
+        experts=Experts(16, 4, 64, True, "mlp", ("gate_proj", "up_proj", "down_proj"), frozenset({0}), 64, (4, 2), 2.5),
+        sparse=Sparse(query_rank=96, nope_dim=32, value_dim=32, index_heads=8, top_k=32),
+    )
+}
 
 
 def check_fp8(config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> None:
