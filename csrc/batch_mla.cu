@@ -103,14 +103,22 @@ Numbers batch_mla_plan_ext(TensorView float_ws, TensorView int_ws, TensorView, T
                   {float_ws, int_ws});
 }
 
-/// Return a plan as published releases number it (flashinfer.mla): byte offsets of arrays in the int workspace. Of works:
+/// Write a plan as published releases number it (flashinfer.mla): byte offsets of arrays in the int workspace. Of works:
 /// first row of the request (2), first key (13), end of the keys (14), which engines rewrite, and their number, the entry
 /// [1] of the array at [15]. [3] - [2] is the size of these arrays. What has no counterpart here is 0.
-Numbers batch_mla_published_plan(Numbers plan_info) {
+/// They go to a host tensor because Python takes 1 us for each number of a container.
+void batch_mla_published_plan(TensorView out, Numbers plan_info) {
+  constexpr int64_t COUNT = 18;
+  Expect(OP, "out", out).dtype({dl_int64}).rank(1).dim(0, COUNT, "published numbers").contiguous();
+  if (out.device().device_type != kDLCPU) {
+    FLASHINFER_THROW(ArgumentError) << OP << ": out must be on cpu, got " << out.device();
+  }
   const PublishedWorks works = PublishedWorks::Of(ReadPlan(OP, plan_info));
-  int64_t numbers[18] = {1, 1, works.q_indptr, works.q_indptr + works.capacity * int64_t(sizeof(int32_t))};
+  int64_t* const numbers = out.data_ptr<int64_t>();
+  std::fill_n(numbers, COUNT, 0);
+  numbers[0] = numbers[1] = 1;
+  numbers[2] = works.q_indptr, numbers[3] = works.q_indptr + works.capacity * int64_t(sizeof(int32_t));
   numbers[13] = works.kv_start, numbers[14] = works.kv_end, numbers[15] = works.work_indptr;
-  return Numbers(numbers, numbers + 18);
 }
 
 namespace {
