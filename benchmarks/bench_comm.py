@@ -42,6 +42,7 @@ class AllRanks:
         self.threads = ThreadPoolExecutor(ranks)
         self.streams = [torch.cuda.Stream() for _ in range(ranks)] if is_cuda else []
         self.ranks = ranks
+        self.memory: tuple[torch.Tensor, ...] = ()
 
     def run(self, call: Callable[[int], None]) -> None:
         if not self.streams:
@@ -139,15 +140,17 @@ def reading_all_reduce(ranks: int, size: int) -> Bench:
     x, outs = rand(ranks, size, bf16), torch.empty(ranks, size, dtype=bf16)
     outs = outs.to(x.device)
     memory = torch.zeros(ranks, vllm_meta_size() + nbytes(x[0]), dtype=torch.uint8, device=x.device)
-    tables = torch.zeros(ranks, 64, dtype=torch.uint8, device=x.device)
-    heads, inputs = [one.data_ptr() for one in memory], [one.data_ptr() for one in x]
+    tables, buffers = torch.zeros(ranks, 64, dtype=torch.uint8, device=x.device), torch.empty_like(x)
+    heads, inputs = ([one.data_ptr() for one in each] for each in (memory, buffers))
     handles = [vllm_init_custom_ar(heads, tables[rank], rank, True) for rank in range(ranks)]
     for handle in handles:
         vllm_register_buffer(handle, inputs)
     group = AllRanks(ranks, x.is_cuda)
+    group.memory = (memory, buffers)  # the addresses above do not keep it
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        group.run(lambda rank: vllm_all_reduce(handles[rank], x[rank], outs[rank], 0, 0, max(36 // ranks, 1)))
+        size, ctas = nbytes(x[0]), max(36 // ranks, 1)
+        group.run(lambda rank: vllm_all_reduce(handles[rank], x[rank], outs[rank], inputs[rank], size, ctas))
         return outs[0]
 
     return Bench(run=run, args=(x,), reference=vllm_all_reduce_trace.reference, bytes=nbytes(x) * (ranks + 1))
