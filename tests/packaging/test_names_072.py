@@ -65,6 +65,9 @@ def test_protocols_of_communication_share_modules(protocol, module):
         "gemm.gemm_base._cudnn_gemm_fp8_runner",
         "mla._core._build_mla_decode_tuning_config",
         "mla._sparse_mla_sm120.get_sparse_mla_sm120_module",
+        "attention.prims_ts.BatchPrefillTSWrapper",
+        "attention.prims_ts.block_sparse.block_sparse_attention",
+        "prefill.trtllm_sage_attention_quantize",
     ],
 )
 def test_names_that_refuse(path):
