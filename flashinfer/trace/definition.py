@@ -82,8 +82,8 @@ def definition_name(template: TraceTemplate, arguments: Arguments) -> str:
 
 
 def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]:
-    """Values of the axes, each from the first that knows it: a required tensor, a number of the axis' name among the
-    inputs, an optional tensor, any argument of that name, the template. Variable axes may stay unknown.
+    """Values of the axes, each from the first that knows it: a required tensor, an optional one, a number of the axis'
+    name among the inputs, any argument of that name, the template, other axes. Variable axes may stay unknown.
 
     Tensors must agree; what else tells a size yields to them, as in published definitions: the op checks its arguments.
     """
@@ -103,17 +103,19 @@ def axis_values(template: TraceTemplate, arguments: Arguments) -> dict[str, int]
                     learn(axis, int(size), f"{name}.shape[{i}]")
 
     learn_tensors(optional=False)
+    learn_tensors(optional=True)
     for name, spec in template.inputs.items():
         number = input_value(name, spec, arguments)
         if isinstance(spec, Scalar) and name in template.axes and name not in known and number is not None:
             learn(name, int(number), name)
-    learn_tensors(optional=True)
     for axis, kind in template.axes.items():
         number = arguments.get(axis)
         if axis not in known and isinstance(number, int):
             learn(axis, number, axis)
         if axis not in known and isinstance(kind, Const) and kind.value is not None:
             known[axis] = (kind.value, "the template")
+        if axis not in known and isinstance(kind, Const) and kind.of is not None:
+            known[axis] = (kind.of({name: value for name, (value, _) in known.items()}), "other axes")
         if axis not in known and isinstance(kind, Const):
             raise ArgumentError(f"{template.prefix}: an argument must tell the size of {axis}, got {sorted(arguments)}")
     return {axis: value for axis, (value, _) in known.items()}

@@ -33,12 +33,14 @@ class Const:
     """An axis fixed by the model; its value is part of the definition's name.
 
     ``abbrev`` is written before the value in that name: ``None`` means the axis name, ``""`` keeps the axis out.
-    ``value`` fixes the axis in the template itself; otherwise it is read from the call.
+    ``value`` fixes the axis in the template itself; otherwise it is read from the call. ``of(sizes)`` tells it from
+    other axes where no argument has it.
     """
 
     description: str = ""
     abbrev: Optional[str] = None
     value: Optional[int] = None
+    of: Optional[Callable[[Mapping[str, int]], int]] = None
 
 
 @dataclass(frozen=True)

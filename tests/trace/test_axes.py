@@ -9,8 +9,9 @@ import pkgutil
 from typing import Any, Iterator
 
 import pytest
+import torch
 
-from flashinfer.trace import TraceTemplate, Var, templates
+from flashinfer.trace import Scalar, TraceTemplate, Var, templates
 from flashinfer.trace.template import TraceDispatch
 from flashinfer.trace.templates import gemm, gemm_blackwell, gemm_grouped, norm
 from flashinfer.trace.templates.fused_moe import cutlass_fused_moe_trace
@@ -52,6 +53,47 @@ def test_every_init_takes_the_variable_axes():
         if axes - parameters.keys() - of_published:
             missing[template.prefix] = sorted(axes - parameters.keys())
     assert not missing
+
+
+def fours(template: TraceTemplate, with_optional: bool) -> dict[str, Any]:
+    """Return arguments in which every axis is 4 and every number is 1."""
+    made: dict[str, Any] = {}
+    for name, value in template.inputs.items():
+        if value.optional and not with_optional:
+            continue
+        key = value.param or name
+        if isinstance(value, Scalar):
+            made[key] = 1 if "int" in value.dtype else True if value.dtype == "bool" else 1.0
+            continue
+        x = torch.empty([4] * len(value.dim_names), dtype=torch.bfloat16, device="meta")
+        if value.tuple_idx is not None:
+            several = list(made.get(key, ()))
+            several += [None] * (value.tuple_idx + 1 - len(several))
+            several[value.tuple_idx] = x
+            made[key] = tuple(several)
+        else:
+            made[key] = x
+    return made
+
+
+@pytest.mark.parametrize("with_optional", [False, True])
+def test_every_definition_of_fours(with_optional):
+    """Check that every template defines a call whose axes are 4 and whose numbers are 1.
+
+    Sizes that a template fixes yield to the tensors; a const axis that no input has is a parameter of the function.
+    """
+    raised = {}
+    for template in all_templates():
+        given = fours(template, with_optional)
+        named = {axis for axis in template.axes if axis in inspect.signature(template.reference).parameters}
+        of_parameters = dict.fromkeys(named - given.keys() - template.inputs.keys(), 4)
+        try:
+            made = TraceTemplate.build_fi_trace_fn(template, template.prefix)(**of_parameters, **given)
+        except Exception as error:
+            raised[template.prefix] = str(error)
+        else:
+            assert made["axes"].keys() == template.axes.keys()
+    assert not raised
 
 
 @pytest.mark.parametrize(

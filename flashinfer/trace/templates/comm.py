@@ -199,7 +199,7 @@ moe_a2a_dispatch_trace = TraceTemplate(
         "token_selected_experts": Tensor(("num_tokens", "topk")),
         "input_payloads": Tensor(("num_tokens", "hidden_size"), tuple_idx=0),
         "runtime_max_tokens_per_rank": Scalar("int32"),
-        **{name: Scalar("int32") for name in ("ep_rank", "top_k", "num_experts")},
+        **{name: Scalar("int32") for name in ("ep_rank", "ep_size", "top_k", "num_experts")},
     },
     outputs={"received": Tensor(("ep_size", "rows_per_rank", "hidden_size"), dtype_from="input_payloads")},
     name_prefix="moe_a2a_dispatch",

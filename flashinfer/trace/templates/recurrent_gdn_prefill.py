@@ -155,7 +155,11 @@ def _template(has_state: bool) -> TraceTemplate:
             "num_q_heads": Const(abbrev="qk"),
             "num_k_heads": Const(abbrev=""),
             "num_v_heads": Const(abbrev="v"),
-            "num_heads": Const("max(num_q_heads, num_v_heads)", abbrev=""),
+            "num_heads": Const(
+                "max(num_q_heads, num_v_heads)",
+                abbrev="",
+                of=lambda sizes: max(sizes["num_q_heads"], sizes["num_v_heads"]),
+            ),
             "head_dim": Const(abbrev="d"),
         },
         inputs={

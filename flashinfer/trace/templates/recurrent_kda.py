@@ -208,7 +208,9 @@ _AXES: dict[str, Axis] = {
     "num_v_heads": Const("heads of v and of the state", abbrev="hv"),
     "head_dim": Const("key channels", abbrev="k"),
     "value_dim": Const("value channels", abbrev="v"),
-    "gate_channels": Const("channels of all value heads", abbrev=""),
+    "gate_channels": Const(
+        "channels of all value heads", abbrev="", of=lambda sizes: sizes["num_v_heads"] * sizes["head_dim"]
+    ),
 }
 _VALUES = ("batch_size", "seq_len", "num_v_heads", "value_dim")
 _KEYS = ("batch_size", "seq_len", "num_heads", "head_dim")

@@ -64,10 +64,11 @@ def _sparse_mla_init(
     num_pages: int = 0,
     top_k: int = 128,
     row_size: int = 576,
+    head_dim_v: int = 512,
     device: Any = "cuda",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Indices of different rows, an eighth of them -1."""
+    """Indices of different rows, an eighth of them -1. ``head_dim_v`` is what the op gives, whatever it is here."""
     g = seeded(seed, device)
     pages = max(num_pages, -(-2 * top_k // page_size), 1)
     order = torch.rand(num_tokens, pages * page_size, generator=g, device=device).argsort(1)[:, :top_k].int()

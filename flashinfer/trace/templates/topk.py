@@ -116,9 +116,11 @@ def _top_k_varlen_reference(
     return _select_windows(logits, lengths.clamp(0, logits.shape[1]), top_k, 0, None)
 
 
-def _top_k_init(batch_size: int = 2, vocab_size: int = 128, device: str = "cpu") -> dict[str, Any]:
-    logits = torch.randn(batch_size, vocab_size, device=device)
-    return {"input": logits, "sorted": True, "deterministic": True}
+def _top_k_init(
+    *, batch_size: int = 2, vocab_size: int = 128, k: int = 8, device: Any = "cpu", seed: int = 0
+) -> dict[str, Any]:
+    logits = normal(seeded(seed, device), batch_size, vocab_size, dtype=torch.float32)
+    return {"input": logits, "k": k, "sorted": True, "deterministic": True}
 
 
 def _top_k_ragged_transform_init(
@@ -224,6 +226,7 @@ top_k_trace = TraceTemplate(
     axes={"batch_size": Var(), "vocab_size": Const(abbrev="v"), "k": _K},
     inputs={
         "input": Tensor(("batch_size", "vocab_size")),
+        "k": Scalar("int32", description="elements taken of each row"),
         "sorted": Scalar("bool", optional=True, description="list by descending value"),
         "deterministic": _DETERMINISTIC,
         "tie_break": _TIE_BREAK,
@@ -256,7 +259,7 @@ top_k_page_table_transform_trace = template_of_text(
     var="num_rows max_len batch_size max_pages_per_seq",
     inputs="input[num_rows, max_len]; src_page_table[batch_size, max_pages_per_seq]; lengths[num_rows]; k:int32;"
     "row_to_batch[num_rows]:int32?; row_starts[num_rows]:int32?; page_table_row_starts[num_rows]:int32?;"
-    "page_size:int32?",
+    "page_size:int32",
     outputs="indices[num_rows, k]:int32",
     notes=_NOTES,
     reference=_top_k_page_table_transform_reference,
