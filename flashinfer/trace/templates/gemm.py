@@ -11,14 +11,16 @@ from typing import Any, Optional
 import torch
 
 from ..template import Axis, Const, Tensor, TraceTemplate, Var
-from .gemm_blackwell import mm_fp4_trace, mm_mxfp8_trace
+from .gemm_blackwell import bmm_mxfp8_trace, mm_bf16_fp4_cudnn_trace, mm_fp4_trace, mm_mxfp8_trace
 from .gemm_blocks import spread_scales, to_e4m3_blocks
 from .shared import normal, seeded
 
 __all__ = [
     "bmm_bf16_trace",
     "bmm_fp8_trace",
+    "bmm_mxfp8_trace",
     "fp8_blockscale_gemm_sm90_trace",
+    "mm_bf16_fp4_cudnn_trace",
     "mm_bf16_trace",
     "mm_fp4_trace",
     "mm_mxfp8_trace",
