@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiles of the SM90 products as tactics of the autotuner: ``(tile, cluster, share_b)``.
 
-``tile`` counts the kernels of a module (``tiles_of`` in jit/gemm.py). ``cluster`` blocks share an operand, weights if
-``share_b``; of a swapped tile, which has weights on the M side, they split K. The rule of gemm/sm90/choose.h
+``tile`` counts the kernels of a module (``tiles_of`` in jit/gemm/core.py). ``cluster`` blocks share an operand, weights
+if ``share_b``; of a swapped tile, which has weights on the M side, they split K. The rule of gemm/sm90/choose.h
 estimates which is fastest; trials on the machine itself know.
 """
 

@@ -261,7 +261,7 @@ def test_choice_for_one_expert(library, rows, n, chosen):
 
 
 def test_measured_tiles(library):
-    """Numbers, sizes and splits of tiles are those of jit/gemm.py. The rule chooses where K cannot be split so."""
+    """Numbers, sizes and splits of tiles are those of jit/gemm/core.py. The rule chooses where K cannot be split so."""
     shape = (16, 1, 512, 768, False)
     by_rule = choose(library, *shape)
     for i, tile in enumerate(W4_TILES):

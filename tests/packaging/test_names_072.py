@@ -76,6 +76,13 @@ def test_names_that_refuse(path):
         getattr(importlib.import_module(f"flashinfer.{module}"), name)()
 
 
+def test_generators_of_products_are_a_folder():
+    """Check the tree that the guide prints: flashinfer/jit has folders of attention, gemm and fused_moe."""
+    for name in ("attention", "gemm", "fused_moe"):
+        assert importlib.import_module(f"flashinfer.jit.{name}").__path__
+    assert flashinfer.jit.gemm.core.gen_gemm_module is flashinfer.jit.gemm.gen_gemm_module
+
+
 def test_names_that_answer():
     base = importlib.import_module("flashinfer.gemm.gemm_base")
     assert base.clear_cudnn_graph_cache() is None and "SM120" in base.CUDNN_FP4_MXFP4_SM120_CUDNN_VERSION_ERROR

@@ -12,7 +12,7 @@
 namespace flashinfer {
 namespace gemm {
 
-/// A tile that a module has a kernel for: a row of the table in jit/gemm.py, which renders them.
+/// A tile that a module has a kernel for: a row of the table in jit/gemm/core.py, which renders them.
 struct TileShape {
   bool swapped;
   int block_m, block_n;

@@ -22,7 +22,7 @@ Status GemmW4Sm90(const W4Problem& problem, const GemmConfig& config, Stream str
 
 constexpr int W4_WEIGHTS = SWAPPED_WEIGHTS, W4_WIDE_WEIGHTS = 2 * SWAPPED_WEIGHTS;
 
-/// A tile: a row of the table in jit/gemm.py, which renders them.
+/// A tile: a row of the table in jit/gemm/core.py, which renders them.
 struct W4Tile {
   int tokens, weights;           // at most so many tokens
   double k_block, k_block_e4m3;  // ns per 128 of K without those of W4Once(), on an H200: of bf16, of e4m3 tokens

@@ -6,9 +6,9 @@ from __future__ import annotations
 import functools
 from typing import Iterator, NamedTuple
 
-from ..compilation_context import sm90a_nvcc_flags
-from .codegen import module_cache, stage
-from .core import JitSpec
+from ...compilation_context import sm90a_nvcc_flags
+from ..codegen import module_cache, stage
+from ..core import JitSpec
 
 __all__ = [
     "Tile",
