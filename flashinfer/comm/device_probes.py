@@ -26,5 +26,9 @@ def is_mnnvl_fabric_supported(device_idx: int) -> bool:
 
 
 def is_multicast_supported(device_idx: int) -> bool:
-    """Return True if the device can write to the memory of several GPUs at once (multicast)."""
-    return _has_attribute(device_idx, "CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED")
+    """Return False: this package sets up no memory that is written on several GPUs at once (multicast).
+
+    Engines ask before they create a ``McastGPUBuffer``, which raises here whatever the device can do. One of them has
+    no other way once the answer is True, and does not start.
+    """
+    return False

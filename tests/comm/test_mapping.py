@@ -7,8 +7,13 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.comm import Mapping
-from flashinfer.comm.mnnvl import MnnvlConfig, is_mnnvl_fabric_supported, is_multicast_supported
+from flashinfer.comm import Mapping, device_probes
+from flashinfer.comm.mnnvl import (
+    McastGPUBuffer,
+    MnnvlConfig,
+    is_mnnvl_fabric_supported,
+    is_multicast_supported,
+)
 
 
 def test_ranks_and_groups():
@@ -82,4 +87,12 @@ def test_probes_without_hardware():
     if not torch.cuda.is_available():
         assert not is_mnnvl_fabric_supported(0) and not is_multicast_supported(0)
     assert not is_multicast_supported(4096)
+
+
+def test_no_multicast_whatever_the_device_can(monkeypatch):
+    """Engines create a McastGPUBuffer where the answer is True, and this package has none."""
+    monkeypatch.setattr(device_probes, "_has_attribute", lambda device, name: True)
+    assert is_mnnvl_fabric_supported(0) and not is_multicast_supported(0)
+    with pytest.raises(RuntimeError, match="needs multicast memory"):
+        McastGPUBuffer(64, 1, 0, torch.device("cuda", 0), None)
     assert MnnvlConfig() == MnnvlConfig(None, 0, 1 << 29)

@@ -309,3 +309,28 @@ def sglang_context_parallel(group: Any, rank: int) -> None:
 )
 def sglang_dcp() -> None:
     on_ranks(sglang_context_parallel)
+
+
+def vllm_beam_workspace(group: Any, rank: int) -> None:
+    import vllm._custom_ops  # noqa: F401
+
+    from flashinfer.comm import device_probes
+
+    from .stubs import Anything
+
+    torch.ops._C = Anything()
+    from vllm.models.beam.nvidia import allreduce as module
+
+    quiet = SimpleNamespace(current_device_index=lambda: 0)
+    with (
+        mock.patch.object(module, "has_flashinfer", lambda: True),
+        mock.patch.object(device_probes, "_has_attribute", lambda device, name: True),
+        mock.patch.object(torch, "accelerator", quiet),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda device: (9, 0)),
+    ):
+        assert module.BeamAllReduceWorkspace.create(group, 4096, 64, torch.bfloat16) is None
+
+
+@case("vllm", "all-reduce of Beam on Hopper with multicast: it does without", "comm.mnnvl.is_multicast_supported")
+def beam_workspace() -> None:
+    on_ranks(vllm_beam_workspace)

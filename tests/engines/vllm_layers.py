@@ -24,7 +24,8 @@ def probes() -> None:
     from vllm.utils import flashinfer as names
 
     wanted = (
-        "has_flashinfer_autotune_v2", "has_flashinfer_comm", "has_flashinfer_nvlink_one_sided", "has_flashinfer_moe",
+        "has_flashinfer_autotune_v2", "has_flashinfer_comm", "has_flashinfer_moe", "has_flashinfer_nvlink_one_sided",
+        "has_flashinfer_nvlink_two_sided",
         "has_flashinfer_sm90_nope_mla", "has_flashinfer_cutlass_fused_moe", "has_flashinfer_trtllm_fused_moe",
         "has_flashinfer_bf16_gemm", "has_flashinfer_packed_fused_kda_decode",
     )  # fmt: skip
