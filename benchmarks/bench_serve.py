@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens per second of a whole model: the engine of examples/serve with random weights of a known model's sizes.
 
-    python benchmarks/bench_serve.py --model llama-3.1-8b --cases decode1,decode64,prefill,mixed [--json FILE]
+    python benchmarks/bench_serve.py --model llama-3.1-8b --cases decode64,prefill --profile --json FILE
     python benchmarks/bench_serve.py --model llama-3.1-8b --fp8
     python benchmarks/bench_serve.py --model tiny --device cpu --keys 64
 
@@ -226,7 +226,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="layers in place of the model's own")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
-    parser.add_argument("--cases", default="decode1,decode64,prefill,mixed")
+    parser.add_argument("--cases", default="decode1,decode64,decode256,prefill,mixed")
     parser.add_argument("--keys", type=int, default=2048, help="tokens of each request")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--interval", type=float, default=0.02, help="seconds between arrivals of `mixed`")

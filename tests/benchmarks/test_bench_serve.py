@@ -8,12 +8,14 @@ import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from .benchmark_path import BENCHMARKS as BENCHMARKS  # isort: skip
 import bench_serve
+import serve_picture
 import serve_profile
 import serve_transformers
 from bench_serve import MODELS, active_parameters, limit
@@ -83,6 +85,8 @@ def test_cases_run(monkeypatch, capsys, tmp_path):
     assert "transformers was not measured: --no-transformers was given" in text
     record = json.loads(file.read_text())
     assert set(record["cases"]["decode2"]["profile"]["host_us"]) >= {"plan", "launches one by one", "engine"}
+    serve_picture.main([str(file), str(tmp_path / "step.svg")])
+    assert "tiny, bfloat16: decode2" in (tmp_path / "step.svg").read_text()
 
 
 def test_weights_of_eight_bits(capsys):
@@ -182,3 +186,26 @@ def test_unknown_case_is_refused(capsys):
     with pytest.raises(SystemExit):
         bench_serve.parse(["--cases", "decode"])
     assert "must be prefill, mixed or decodeN, got 'decode'" in capsys.readouterr().err
+
+
+def test_picture():
+    """Bars of a case share a scale: a part is as wide as its share of the longer one."""
+    device = {"device_us": {"attention": 600.0, "products": 300.0}, "gaps_us": 100.0}
+    profile = {**device, "host_us": {"plan": 200.0, "wait for tokens": 50.0}}
+    record = {
+        "model": "m",
+        "weights": "e4m3 blocks",
+        "cases": {"decode1": {"profile": profile}, "mixed": {"seconds": 1}},
+    }
+    root = ElementTree.fromstring(serve_picture.draw([record]))
+    widths = {}
+    for rect in root.iter("{http://www.w3.org/2000/svg}rect"):
+        if len(rect):
+            widths[rect[0].text.split(":")[0]] = float(rect.get("width"))
+    whole = serve_picture.WIDTH - serve_picture.LEFT - 10
+    assert widths == {
+        "attention": whole * 0.6, "products": whole * 0.3, "gaps": whole * 0.1, "plan": whole * 0.2,
+        "wait for tokens": whole * 0.05,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="no case of the records has a profile"):
+        serve_picture.draw([{**record, "cases": {"mixed": {}}}])
