@@ -43,14 +43,15 @@ class Rope:
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         theta = rope.get("rope_theta") or config.get("rope_theta") or 10000.0
         kind = rope.get("rope_type", rope.get("type", "default"))
+        share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
         if kind == "default":
-            share = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
             return Rope(theta, share=share)
         if kind == "linear":
-            return Rope(theta, rope["factor"])
+            return Rope(theta, rope["factor"], share=share)
         if kind == "llama3":
             old_length = rope["original_max_position_embeddings"]
-            return Rope(theta, rope["factor"], (rope["low_freq_factor"], rope["high_freq_factor"], old_length))
+            factors = (rope["low_freq_factor"], rope["high_freq_factor"], old_length)
+            return Rope(theta, rope["factor"], factors, share)
         raise ValueError(f"config.json: rope_type is {kind!r}, expected 'default', 'linear' or 'llama3'")
 
     def rotate(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
@@ -360,7 +361,11 @@ class Llama:
             config, weights = parallel.split(config, weights)
         if fp8:
             check_fp8(config, dtype, torch.device(device))
-        weights = {name: weight.detach().to(device, dtype) for name, weight in weights.items()}
+        kept = (".A_log", ".dt_bias")  # exponents of decays: float32, whatever the rest is
+        weights = {
+            name: weight.detach().to(device, torch.float32 if name.endswith(kept) else dtype)
+            for name, weight in weights.items()
+        }
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self.embedding = weights["model.embed_tokens.weight"]
         linear = Fp8Linear if fp8 else Linear

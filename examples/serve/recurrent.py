@@ -128,7 +128,7 @@ class RecurrentLayer:
         self.project = linear(self._by_kind(weights, prefix))
         self.gates = Linear(self._gates(weights, prefix))
         self.taps = weights[f"{prefix}.conv1d.weight"]
-        self.a_log, self.dt_bias = (weights[f"{prefix}.{name}"].float() for name in ("A_log", "dt_bias"))
+        self.a_log, self.dt_bias = weights[f"{prefix}.A_log"], weights[f"{prefix}.dt_bias"]
         self.norm = weights[f"{prefix}.norm.weight"]
         self.out = linear.of(weights, prefix, "out_proj")
 

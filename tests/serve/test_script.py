@@ -36,10 +36,11 @@ def run(folder, *arguments):
     return done.stdout
 
 
-def test_random_model(tmp_path, device):
+@pytest.mark.parametrize("more", [[], ["--fp8"]], ids=str)
+def test_random_model(tmp_path, device, more):
     """Check that the text of all requests is printed, then the table; each compilation is announced."""
     options = ["--requests", "7", "--max-new-tokens", "6", "--rate", "1000", "--batch-size", "3", "--device", device]
-    text = run(tmp_path, "-c", CHECK_MODULES, "--random", *options)
+    text = run(tmp_path, "-c", CHECK_MODULES, "--random", *options, *more)
     assert len(re.findall(r"s  #\d .*\[[3-6] tokens\]", text)) == 7 and "the weights are random" in text
     for name in ("device", "model", "kernel builds", "CUDA graphs", "prefill", "decode", "time to first token"):
         assert re.search(rf"^{name} +\S", text, re.M), name
