@@ -67,19 +67,17 @@ def load(arguments: argparse.Namespace) -> tuple[Llama, Tokenizer]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     on_gpu = device.type == "cuda"
-    usual = torch.bfloat16 if on_gpu or arguments.fp8 else torch.float32
+    if arguments.model in RANDOM_MODELS or arguments.random:
+        usual_size = LlamaConfig(256, 2048, 5504, 16, 16, 4, 128) if on_gpu else LlamaConfig()
+        config = RANDOM_MODELS.get(arguments.model, usual_size)
+        weights = random_weights(config, device)
+    else:  # in the host's memory: each weight goes to the device when its layer is made
+        config, weights = load_checkpoint(Path(arguments.model or ADDITION), "cpu")
+    usual = torch.bfloat16 if on_gpu or arguments.fp8 or config.has_codes else torch.float32
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else usual
-    options: dict[str, Any] = {"parallel": parallel, "fp8": arguments.fp8}
-    if arguments.model in RANDOM_MODELS:
-        config = RANDOM_MODELS[arguments.model]
-        return Llama(config, random_weights(config, device), dtype, device, **options), ByteTokenizer()
-    if arguments.model:
-        folder = Path(arguments.model)
-        return Llama(*load_checkpoint(folder, device), dtype, device, **options), CheckpointTokenizer(folder)
-    if not arguments.random:
-        return Llama(*load_checkpoint(ADDITION, device), dtype, device, **options), ByteTokenizer()
-    config = LlamaConfig(256, 2048, 5504, 16, 16, 4, 128) if on_gpu else LlamaConfig()
-    return Llama(config, random_weights(config, device), dtype, device, **options), ByteTokenizer()
+    model = Llama(config, weights, dtype, device, parallel, arguments.fp8)
+    has_tokenizer = arguments.model and arguments.model not in RANDOM_MODELS
+    return model, CheckpointTokenizer(Path(arguments.model)) if has_tokenizer else ByteTokenizer()
 
 
 def prompts_of(file: str) -> list[str]:

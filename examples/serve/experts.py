@@ -87,7 +87,7 @@ class ExpertLayer:
 
         self.up_gate, self.down = stacked(up, gate), stacked(down)
         self.scales: Optional[list[torch.Tensor]] = None
-        if linear.is_fp8:
+        if linear.takes_codes(self.up_gate) and linear.takes_codes(self.down):
             (self.up_gate, scale1), (self.down, scale2) = (
                 map(torch.stack, zip(*map(quantize_blocks, weight), strict=True))
                 for weight in (self.up_gate, self.down)

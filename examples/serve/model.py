@@ -20,7 +20,7 @@ from torch.nn.functional import embedding, linear
 
 import flashinfer
 from serve.experts import ExpertLayer, Experts
-from serve.linear import BLOCK, Fp8Linear, GatedMlp, Linear, Weights
+from serve.linear import BLOCK, SCALE, Fp8Linear, GatedMlp, Linear, Prepared, StoredFp8Linear, Weights
 from serve.parallel import TensorParallel
 from serve.recurrent import Places, Recurrent, RecurrentLayer, States
 from serve.sparse import PAGE_SIZE, Sparse, SparseAttention, SparsePages, block_tables
@@ -91,6 +91,7 @@ class LlamaConfig:
     has_head_norms: bool = False  #: True if queries and keys are normalised before they are rotated
     experts: Optional[Experts] = None
     sparse: Optional[Sparse] = None  #: latent attention to selected tokens, in all layers
+    has_codes: bool = False  #: True for a checkpoint of e4m3 codes in blocks of 128 x 128
     recurrent: Optional[Recurrent] = None  #: layers without attention; attention is gated then, norms count from one
 
     @staticmethod
@@ -122,6 +123,7 @@ class LlamaConfig:
             has_head_norms=kind in ("qwen3", "qwen3_moe", "qwen3_next"),
             experts=Experts.of(config) if kind in ("mixtral", "qwen3_moe", "qwen3_next") else None,
             recurrent=Recurrent.of(config) if kind == "qwen3_next" else None,
+            has_codes=has_codes(config),
         )
 
     @property
@@ -136,8 +138,20 @@ class LlamaConfig:
 EXPECTED: Mapping[str, tuple[tuple[Any, ...], Any]] = {
     "model_type": (("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "qwen3_next"), None),
     "hidden_act": (("silu",), "silu"),
-    "quantization_config": ((None,), None),
 }
+
+
+def has_codes(config: Mapping[str, Any]) -> bool:
+    """Return True for e4m3 codes in blocks, False for 16 bits; raise ``ValueError`` for other codes."""
+    found = config.get("quantization_config")
+    if found is None:
+        return False
+    fields = found if isinstance(found, dict) else {}
+    is_known = fields.get("quant_method") == "fp8" and fields.get("weight_block_size") == [BLOCK, BLOCK]
+    if not is_known or fields.get("activation_scheme", "dynamic") != "dynamic":
+        text = f"expected None, or 'fp8' with weight_block_size [{BLOCK}, {BLOCK}]"
+        raise ValueError(f"config.json: quantization_config is {found!r}, {text}")
+    return True
 
 
 def tokens_of(field: Union[int, Sequence[int], None]) -> tuple[int, ...]:
@@ -224,7 +238,17 @@ def load_checkpoint(folder: Path, device: Union[str, torch.device]) -> tuple[Lla
             raise ValueError(f"{folder}: has no tensor {name}, expected one of shape {shape}")
         if weights[name].shape != shape:
             raise ValueError(f"{folder}: {name} has shape {tuple(weights[name].shape)}, config.json has {shape}")
+        if weights[name].dtype is torch.float8_e4m3fn:
+            check_scale(folder, name, shape, weights.get(name + SCALE))
     return config, weights
+
+
+def check_scale(folder: Path, name: str, shape: tuple[int, ...], scale: Optional[torch.Tensor]) -> None:
+    """Raise ``ValueError`` if the scales of e4m3 codes are not those of blocks."""
+    expected = tuple(-(-size // BLOCK) for size in shape)
+    found = None if scale is None else tuple(scale.shape)
+    if found != expected:
+        raise ValueError(f"{folder}: {name}{SCALE} has shape {found}, expected {expected}: blocks of {BLOCK} x {BLOCK}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -354,22 +378,20 @@ class Llama:
         parallel: Optional[TensorParallel] = None,
         fp8: bool = False,
     ) -> None:
-        self.parallel, self.num_parameters = parallel, sum(weight.numel() for weight in weights.values())
         if parallel is not None and config.sparse is not None:
             raise ValueError("tensor parallel: the model has sparse attention, expected heads that ranks can share")
+        self.parallel = parallel
+        self.num_parameters = sum(weight.numel() for name, weight in weights.items() if not name.endswith(SCALE))
         if parallel is not None:
             config, weights = parallel.split(config, weights)
-        if fp8:
+        if fp8 or config.has_codes:
             check_fp8(config, dtype, torch.device(device))
-        kept = (".A_log", ".dt_bias")  # exponents of decays: float32, whatever the rest is
-        weights = {
-            name: weight.detach().to(device, torch.float32 if name.endswith(kept) else dtype)
-            for name, weight in weights.items()
-        }
+        weights = Prepared(weights, device, dtype)
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self.embedding = weights["model.embed_tokens.weight"]
-        linear = Fp8Linear if fp8 else Linear
-        self.fp8, self.layers = fp8, [Layer(config, weights, i, linear) for i in range(config.num_layers)]
+        linear = Fp8Linear if fp8 else StoredFp8Linear if config.has_codes else Linear
+        self.fp8 = fp8 or config.has_codes
+        self.layers = [Layer(config, weights, i, linear) for i in range(config.num_layers)]
         self.norm = weights["model.norm.weight"]
         self.head = self.embedding if config.tied else weights["lm_head.weight"]
         if parallel is not None:

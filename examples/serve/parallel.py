@@ -51,6 +51,10 @@ class TensorParallel:
         """Return this rank's part of a ``LlamaConfig`` and of the weights."""
         if config.recurrent is not None:
             raise ValueError("--tensor-parallel: hybrid models are served by one process, got recurrent layers")
+        if config.has_codes:
+            raise ValueError(
+                "--tensor-parallel: e4m3 checkpoints are served by one process; --fp8 quantises 16-bit ones"
+            )
         inner = config.intermediate_size if config.experts is None else config.experts.intermediate_size
         for name, value in (("heads", config.num_qo_heads), ("kv heads", config.num_kv_heads), ("columns", inner)):
             if value % self.size:

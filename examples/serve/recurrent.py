@@ -126,7 +126,7 @@ class RecurrentLayer:
         prefix = f"{layer}.linear_attn"
         self.sizes, self.eps = sizes, eps
         self.project = linear(self._by_kind(weights, prefix))
-        self.gates = Linear(self._gates(weights, prefix))
+        self.gates = Linear(self._gates(weights, prefix).to(weights[f"{prefix}.norm.weight"].dtype))
         self.taps = weights[f"{prefix}.conv1d.weight"]
         self.a_log, self.dt_bias = weights[f"{prefix}.A_log"], weights[f"{prefix}.dt_bias"]
         self.norm = weights[f"{prefix}.norm.weight"]

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +13,11 @@ import torch
 from .examples_path import EXAMPLES as EXAMPLES  # isort: skip
 from serve.engine import Engine, Request
 from serve.experts import Experts
-from serve.linear import Fp8Linear, Linear, quantize_blocks
-from serve.model import Llama, LlamaConfig, random_weights
+from serve.linear import SCALE, Fp8Linear, Linear, quantize_blocks, restore_blocks
+from serve.model import Llama, LlamaConfig, load_checkpoint, random_weights
 from serve.recurrent import Recurrent
+
+safetensors = pytest.importorskip("safetensors.torch", reason="checkpoints are safetensors")
 
 CONFIG = LlamaConfig(num_layers=2, intermediate_size=384)
 EXPERTS = Experts(4, 2, 128, True, "mlp", ("gate_proj", "up_proj", "down_proj"))
@@ -25,17 +29,12 @@ CONFIGS = {
 NOT_QUANTISED = ("embed_tokens", "lm_head", "mlp.gate.weight", "conv1d", "in_proj_ba", "shared_expert_gate")
 
 
-def restored(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    n, k = codes.shape
-    return codes.float() * scale.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
-
-
 def dequantised(weights: dict) -> dict:
     """Return the weights in the form that e4m3 leaves of those that it has: blocks do not reach across projections."""
     kept = {}
     for name, weight in weights.items():
         is_kept = weight.dim() != 2 or any(part in name for part in NOT_QUANTISED)
-        kept[name] = weight if is_kept else restored(*quantize_blocks(weight.bfloat16()))
+        kept[name] = weight if is_kept else restore_blocks(*quantize_blocks(weight.bfloat16()))
     return kept
 
 
@@ -46,7 +45,7 @@ def test_blocks():
     weight[150, 129] = 37.0
     codes, scale = quantize_blocks(weight)
     assert codes.shape == weight.shape and scale.shape == (2, 2)
-    back = restored(codes, scale)
+    back = restore_blocks(codes, scale)
     assert not back[:128, :128].any() and back[150, 129] == pytest.approx(37.0)
     assert ((back - weight).abs() <= weight.abs() / 16 + scale.max() / 512).all(), "four bits of mantissa"
 
@@ -61,7 +60,7 @@ def test_projection(device, has_bias):
     largest = x.float().view(9, 2, 128).abs().amax(2, keepdim=True)
     codes = (x.float().view(9, 2, 128) * (448.0 / largest)).to(torch.float8_e4m3fn)
     rows = (codes.double() * (largest / 448.0).double()).view(9, 256)
-    expected = rows @ restored(layer.weight, layer.scale).double().T + (0 if bias is None else bias.double())
+    expected = rows @ restore_blocks(layer.weight, layer.scale).double().T + (0 if bias is None else bias.double())
     torch.testing.assert_close(layer(x).double(), expected, rtol=2**-7, atol=2**-6)
 
 
@@ -97,6 +96,67 @@ def test_model(device, name):
     expected = logits_of(Llama(config, dequantised(weights), torch.float32, "cpu"), text)
     error = (logits_of(model, text) - expected).norm() / expected.norm()
     assert error < 0.08, error
+
+
+def write_codes(folder: Path, weights: dict, **changes) -> None:
+    """Write a checkpoint of Qwen3-MoE in the published form: codes, and scales by their names."""
+    stored = {}
+    for name, weight in weights.items():
+        if weight.dim() != 2 or any(part in name for part in NOT_QUANTISED):
+            stored[name] = weight.bfloat16()
+        else:
+            stored[name], stored[name + SCALE] = quantize_blocks(weight)
+    safetensors.save_file(stored, folder / "model.safetensors")
+    c = CONFIGS["experts"]
+    fields = {
+        "model_type": "qwen3_moe", "vocab_size": c.vocab_size, "hidden_size": c.hidden_size, "head_dim": c.head_dim,
+        "intermediate_size": c.intermediate_size, "num_hidden_layers": c.num_layers, "rms_norm_eps": c.eps,
+        "num_attention_heads": c.num_qo_heads, "num_key_value_heads": c.num_kv_heads, "norm_topk_prob": True,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "max_position_embeddings": 2048,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], **changes},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(fields))
+
+
+def test_checkpoint_of_codes(tmp_path):
+    """Codes of a checkpoint are those that the layers have; what it has in 16 bits stays so."""
+    config = CONFIGS["experts"]
+    weights = {key: weight.bfloat16().float() for key, weight in random_weights(config, "cpu", seed=2).items()}
+    write_codes(tmp_path, weights)
+    stored = safetensors.load_file(tmp_path / "model.safetensors")
+    stored["model.layers.0.self_attn.o_proj.weight"] = weights["model.layers.0.self_attn.o_proj.weight"].bfloat16()
+    del stored["model.layers.0.self_attn.o_proj.weight" + SCALE]
+    safetensors.save_file(stored, tmp_path / "model.safetensors")
+    loaded = Llama(*load_checkpoint(tmp_path, "cpu"), torch.bfloat16, "cpu")
+    own = Llama(config, weights, torch.bfloat16, "cpu", fp8=True)
+    assert loaded.num_parameters == own.num_parameters and loaded.fp8
+    assert loaded.layers[0].attention.out.weight.dtype is torch.bfloat16
+    pairs = [(a.attention.qkv, b.attention.qkv) for a, b in zip(loaded.layers, own.layers, strict=True)]
+    for mine, theirs in [*pairs, (loaded.layers[1].attention.out, own.layers[1].attention.out)]:
+        assert torch.equal(mine.weight.view(torch.uint8), theirs.weight.view(torch.uint8))
+        torch.testing.assert_close(mine.scale, theirs.scale, rtol=1e-6, atol=0)
+    for mine, theirs in zip(loaded.layers, own.layers, strict=True):
+        assert torch.equal(mine.experts.up_gate.view(torch.uint8), theirs.experts.up_gate.view(torch.uint8))
+        assert torch.equal(mine.experts.down.view(torch.uint8), theirs.experts.down.view(torch.uint8))
+    text = list(range(30, 60))
+    own.layers[0].attention.out = loaded.layers[0].attention.out
+    expected = logits_of(own, text)
+    error = (logits_of(loaded, text) - expected).norm() / expected.norm()
+    assert error < 0.005, "scales differ in their last bit, which changes few roundings to bfloat16"
+
+
+def test_checkpoints_of_other_codes_are_refused(tmp_path):
+    weights = random_weights(CONFIGS["experts"], "cpu")
+    for changes in ({"weight_block_size": [64, 128]}, {"weight_block_size": None}, {"activation_scheme": "static"}):
+        write_codes(tmp_path, weights, **changes)
+        with pytest.raises(ValueError, match=r"quantization_config is .*, expected None, or 'fp8' with weight_block"):
+            load_checkpoint(tmp_path, "cpu")
+    write_codes(tmp_path, weights)
+    stored = safetensors.load_file(tmp_path / "model.safetensors")
+    stored["model.layers.1.self_attn.q_proj.weight" + SCALE] = torch.ones(2, 1)
+    safetensors.save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"q_proj.weight_scale_inv has shape \(2, 1\), expected \(2, 2\)"):
+        load_checkpoint(tmp_path, "cpu")
 
 
 def test_refused():
