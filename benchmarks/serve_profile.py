@@ -51,7 +51,7 @@ class Breakdown:
     span: float  #: first kernel's start to the last one's end
     kernels: int
     groups: dict[str, float]
-    names: dict[str, float]  #: by kernel
+    names: dict[str, float]  #: time of each kernel
     gaps: float  #: time without a kernel
     notable_gaps: float  #: the part of it in gaps of more than ``NOTABLE_US``
     longest_gap: float
@@ -73,7 +73,7 @@ def break_down(spans: Sequence[Span], steps: int) -> Breakdown:
     gaps, done = [], min(start for start, _, _ in spans)
     begin = done
     for start, end, name in sorted(spans):
-        own = max(end - max(start, done), 0.0)  # of two kernels at once the first has the time
+        own = max(end - max(start, done), 0.0)  # the first of two kernels at once has the time
         groups[group_of(name)] += own
         names[short(name)] += own
         if start > done:

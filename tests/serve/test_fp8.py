@@ -85,7 +85,7 @@ def logits_of(model: Llama, text: list[int], steps: int = 4) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_model(device, name):
-    """What differs is the rounding of activations: three bits of mantissa before each product."""
+    """Activations alone are rounded differently: to three bits of mantissa before each product."""
     config = CONFIGS[name]
     weights = {key: weight.bfloat16().float() for key, weight in random_weights(config, "cpu", seed=2).items()}
     model = Llama(config, weights, torch.bfloat16, device, fp8=True)
