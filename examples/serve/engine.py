@@ -130,11 +130,11 @@ class Batch:
         """
         starts = [request.num_cached + ahead for request, _ in chunks]
         ends = [start + n for start, (_, n) in zip(starts, chunks, strict=True)]
-        counts = [-(-end // page_size) for end in ends]
+        pages = [request.pages[: -(-end // page_size)] for (request, _), end in zip(chunks, ends, strict=True)]
+        counts = list(map(len, pages))
         # pinned where it can be: a long copy from other memory would wait for the step that the device works on
         kv_indices = torch.empty(sum(counts), dtype=torch.int32, pin_memory=torch.cuda.is_available())
         if chunks:
-            pages = [request.pages[:count] for (request, _), count in zip(chunks, counts, strict=True)]
             np.concatenate(pages, out=kv_indices.numpy())
         qo_indptr = [0, *itertools.accumulate(n for _, n in chunks)]
         kv_indptr = [0, *itertools.accumulate(counts)]
