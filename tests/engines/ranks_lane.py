@@ -334,3 +334,39 @@ def vllm_beam_workspace(group: Any, rank: int) -> None:
 @case("vllm", "all-reduce of Beam on Hopper with multicast: it does without", "comm.mnnvl.is_multicast_supported")
 def beam_workspace() -> None:
     on_ranks(vllm_beam_workspace)
+
+
+def vllm_two_sided(group: Any, rank: int) -> None:
+    from vllm.distributed.device_communicators import all2all
+    from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
+    from vllm.model_executor.layers.fused_moe.prepare_finalize import flashinfer_nvlink_two_sided as module
+
+    experts, top_k, hidden, lens = 8, 3, 256, [5, 9]
+    manager = object.__new__(all2all.FlashInferNVLinkTwoSidedManager)
+    manager.cpu_group, manager.world_size, manager.rank, manager.initialized = group, 2, rank, False
+    manager.workspace_tensor = manager.prepare_workspace_tensor = None
+    ours = SimpleNamespace(device_communicator=SimpleNamespace(all2all_manager=manager))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(all2all, "has_flashinfer_nvlink_two_sided", lambda: True))
+        stack.enter_context(mock.patch.object(module, "get_ep_group", lambda: ours))
+        stack.enter_context(mock.patch.object(module, "get_local_sizes", lambda: lens))
+        layer = module.FlashInferNVLinkTwoSidedPrepareAndFinalize(2)
+        for step in range(3):
+            torch.manual_seed(step)
+            x = [torch.randn(n, hidden).bfloat16() for n in lens]
+            weights, ids = zip(*(torch.randn(n, experts).softmax(-1).topk(top_k) for n in lens), strict=True)
+            found, _, _, found_ids, found_weights = layer.prepare(
+                x[rank], weights[rank], ids[rank].int(), experts, None, False, FUSED_MOE_UNQUANTIZED_CONFIG
+            )
+            mine = (found_ids // (experts // 2)) == rank
+            scales = torch.where(mine, found_weights, 0).to(F64) * (found_ids.to(F64) + 1)
+            done = torch.where(mine.any(-1, keepdim=True), found.to(F64) * scales.sum(-1, keepdim=True), 0).bfloat16()
+            out = torch.empty_like(x[rank])
+            layer.finalize(out, done, weights[rank], ids[rank], False, None)
+            wanted = x[rank].to(F64) * (weights[rank].to(F64) * (ids[rank].to(F64) + 1)).sum(-1, keepdim=True)
+            _close(out, wanted, 4e-2)
+
+
+@case("vllm", "experts' all-to-all of two ranks: FlashInferNVLinkTwoSidedManager", "comm.trtllm_alltoall.MnnvlMoe")
+def two_sided() -> None:
+    on_ranks(vllm_two_sided)

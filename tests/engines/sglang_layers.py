@@ -409,3 +409,43 @@ def sglang_linear_fp8_blocks() -> None:
     with mock.patch.object(module, "fp8_blockscale_gemm_sm90", called, create=True):  # it is imported on Hopper alone
         run_linear(linear, (1, 7, 31))
     assert called.call_count == 3
+
+
+@case(
+    "sglang",
+    "Mamba-2 decode, and a verify pass that keeps all states: FlashInferSSUBackend",
+    "mamba.selective_state_update",
+)
+def sglang_mamba() -> None:
+    from .vllm_layers import _Mamba
+
+    backend_module("flashinfer_backend")
+    module = importlib.import_module("sglang.kernels.ops.mamba.triton_ops.ssu_dispatch")
+    settings = {"mamba_backend": "flashinfer", "enable_mamba_cache_stochastic_rounding": False}
+    module.initialize_mamba_selective_state_update_backend(SimpleNamespace(**settings, mamba_cache_philox_rounds=0))
+    layer, slots = _Mamba(6), torch.tensor([4, -1, 2], dtype=torch.int32)
+    before, parts = layer.pool.clone(), layer.tokens(3)
+    x, dt, b, c = parts
+    common = {"D": layer.d, "dt_bias": layer.wide_bias, "dt_softplus": True, "state_batch_indices": slots}
+    out = torch.zeros_like(x)
+    wide = dt[..., None].expand(*dt.shape, layer.DIM)
+    module.selective_state_update(layer.pool, x, wide, layer.a, b, c, out=out, **common)
+    for row, slot in ((0, 4), (2, 2)):
+        after, y = layer.step(before[slot], parts, row)
+        torch.testing.assert_close(out[row].to(F64), y, rtol=2e-2, atol=1e-1)
+        torch.testing.assert_close(layer.pool[slot].to(F64), after, rtol=1e-3, atol=1e-3)
+    before, drafts, parts = layer.pool.clone(), 4, layer.tokens(12)
+    x, dt, b, c = (part.unflatten(0, (3, drafts)) for part in parts)
+    out, steps = torch.zeros_like(x), torch.zeros(3, drafts, *layer.pool.shape[1:])
+    wide = dt[..., None].expand(*dt.shape, layer.DIM)
+    module.selective_state_update(
+        layer.pool, x, wide, layer.a, b, c, out=out, disable_state_update=True, intermediate_states_buffer=steps,
+        cache_steps=drafts, intermediate_state_indices=torch.tensor([2, 1, 0], dtype=torch.int32), **common,
+    )  # fmt: skip
+    assert torch.equal(layer.pool, before)
+    for i, slot in ((0, 4), (2, 2)):
+        state = before[slot]
+        for t in range(drafts):
+            state, y = layer.step(state, parts, i * drafts + t)
+            torch.testing.assert_close(out[i, t].to(F64), y, rtol=2e-2, atol=1e-1)
+            torch.testing.assert_close(steps[2 - i, t].to(F64), state, rtol=1e-3, atol=1e-3)
