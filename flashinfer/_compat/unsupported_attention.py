@@ -21,6 +21,10 @@ __all__ = [
 
 
 _SM100 = "an SM100 or SM103 GPU (Blackwell) and kernels for it, which this package does not have"
+_SPARSE = (
+    f"{_SM100} (on Hopper, BatchMLAPagedAttentionWrapper with page size 1 and flashinfer.mla.sparse_mla attend to "
+    "selected rows)"
+)
 _SM120 = "an SM120 or SM121 GPU and kernels for it, which this package does not have"
 
 
@@ -81,16 +85,15 @@ MLA_NAMES = {
         "TrtllmGenMlaDecodeRunner",
         "_build_mla_decode_tuning_config",
         "_mla_decode_tuning_config",
-        "batch_decode_sparse_mla_dsv4",
         "convert_compressed_page_aligned_sparse_indices_to_hca_metadata",
         "get_mla_module",
         "get_prims_ts_batch_decode_mla_workspace_size",
         "get_trtllm_gen_fmha_module",
         "prims_ts_batch_decode_with_kv_cache_mla",
-        "trtllm_batch_decode_sparse_mla_dsv4",
     ),
+    **_names(_SPARSE, "batch_decode_sparse_mla_dsv4", "trtllm_batch_decode_sparse_mla_dsv4"),
     **_traced(
-        _SM100,
+        _SPARSE,
         "mla._core",
         trtllm_batch_decode_with_kv_cache_mla=(
             traces.trtllm_batch_decode_mla_trace_dispatch,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import warnings
 from numbers import Real
@@ -158,6 +159,13 @@ class BatchMLAPagedAttentionWrapper(PlannedWrapper):
             if length != batch_size + 1:
                 raise ArgumentError(
                     f"{self._op}: {name} must have {batch_size + 1} elements (batch_size + 1), got {length}"
+                )
+        spans = sorted((b.data_ptr(), b.nbytes, n) for n in names if (b := getattr(self, f"_{n}_buf")).nbytes)
+        for (begin, size, name), (after, _, other) in itertools.pairwise(spans):
+            if begin + size > after:  # plan writes all of them
+                raise ArgumentError(
+                    f"{self._op}: {name} and {other} must not share memory (CUDA graph buffers), got {begin} to "
+                    f"{begin + size} and {after} on"
                 )
         return batch_size
 

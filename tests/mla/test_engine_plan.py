@@ -10,6 +10,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import flashinfer.decode
+import flashinfer.mla
 from flashinfer import BatchMLAPagedAttentionWrapper
 
 from ..attention.reference import Attention
@@ -166,3 +168,24 @@ def test_page_ids_within_the_ends_are_checked():
         engine.wrapper.run(*arguments)
     engine.shorten(engine.works()[2].clone(), torch.tensor([10] * TOKENS, dtype=torch.int32))
     engine.wrapper.run(*arguments)
+
+
+def test_graph_buffers_must_not_overlap(device):
+    memory = torch.zeros(64, dtype=torch.int32, device=device)
+    apart = (memory[:5], memory[5:10], memory[10:40], memory[40:44])
+    BatchMLAPagedAttentionWrapper(workspace(device), True, *apart)
+    with pytest.raises(ValueError, match="qo_indptr and kv_indptr must not share memory"):
+        BatchMLAPagedAttentionWrapper(workspace(device), True, memory[:5], memory[4:9], *apart[2:])
+    with pytest.raises(ValueError, match="kv_indices and kv_len_arr must not share memory"):
+        BatchMLAPagedAttentionWrapper(workspace(device), True, *apart[:3], memory[39:43])
+
+
+@pytest.mark.parametrize("name", ["batch_decode_sparse_mla_dsv4", "trtllm_batch_decode_sparse_mla_dsv4"])
+def test_placeholders_name_the_way_on_hopper(name):
+    """Both modules keep the names, and no name exists by which SGLang would change its choice of kernels."""
+    for module in (flashinfer.mla, flashinfer.decode):
+        with pytest.raises(ValueError, match=r"needs an SM100 .*BatchMLAPagedAttentionWrapper with page size 1"):
+            getattr(module, name)()
+    with pytest.raises(ValueError, match="BatchMLAPagedAttentionWrapper with page size 1"):
+        flashinfer.decode.trtllm_batch_decode_with_kv_cache_mla(*[None] * 9, sparse_mla_top_k=2048)
+    assert not hasattr(flashinfer.decode, "_grouped_size_compiled_for_decode_kernels")
