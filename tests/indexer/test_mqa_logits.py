@@ -238,3 +238,11 @@ def test_reference_is_the_formula():
         )
         got = fp8_paged_mqa_logits_trace.reference(**{**made, "output_dtype": torch.float64})[0, pos]
         assert abs(float(got) - want * float(scale[pos])) < 1e-9
+
+
+def test_checks_may_be_left_out(device):
+    """``skip_check`` leaves the checks of Python out; the launcher still keeps a kernel within its tensors."""
+    made = make(device, [130, 7], num_heads=8)
+    check(made, fp8_paged_mqa_logits(**made, skip_check=True))
+    with pytest.raises(ValueError, match="weights"):
+        fp8_paged_mqa_logits(**{**made, "weights": made["weights"][1:]}, skip_check=True)
