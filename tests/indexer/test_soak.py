@@ -22,7 +22,7 @@ from ..mla import sparse_calls
 from . import paged
 from . import test_ragged_mqa_logits as ragged
 
-SHARE = 0.006  #: of the calls of all families
+SHARE = 0.006  #: share of the calls of all families
 COUNT = max(round(SHARE * int(os.environ.get("FLASHINFER_TEST_CALLS") or 2000)), 1)
 SEED = random.SystemRandom().randrange(1 << 32) if os.environ.get("FLASHINFER_TEST_RANDOM") else 0
 

@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(WARPS * 32) Kernel(const __grid_constant__ Rag
         sums.Add(weight, products[e], products[e + 2]);
         if (++quad == quads) {
           const float total = sums.Total() * (chain == 0 ? scale[0] : scale[1]);
-          const int j = key0 + row + 8 * chain;                                        // of lanes with chain 0 and 1
-          const int start = __shfl_sync(~0u, from, t), end = __shfl_sync(~0u, to, t);  // by all lanes
+          const int j = key0 + row + 8 * chain;  // key of a lane with chain 0 or 1
+          const int start = __shfl_sync(~0u, from, t), end = __shfl_sync(~0u, to, t);  // all lanes shuffle
           if (chain < 2 && j >= start && j < end) StoreScore(p, token, j, total);
           sums = ChainSums();
           quad = 0, ++t;

@@ -28,8 +28,9 @@ struct Shape {
   static constexpr Cache CACHE = CACHE_;
   static constexpr int M_TILES = M_TILES_, D = D_V + (HAS_ROPE ? D_ROPE : 0);
   static constexpr int ROWS = 16 * M_TILES, WARPS = M_TILES == 1 ? 4 : 8, THREADS = 32 * WARPS;
-  static constexpr int COLUMNS = D_V / WARPS, N_TILES = COLUMNS / 8;                    // of a warp
-  static constexpr int ROW_THREADS = THREADS / ROWS, THREAD_KEYS = KEYS / ROW_THREADS;  // of the softmax
+  static constexpr int COLUMNS = D_V / WARPS, N_TILES = COLUMNS / 8;  // columns and tiles of a warp
+  static constexpr int ROW_THREADS = THREADS / ROWS,
+                       THREAD_KEYS = KEYS / ROW_THREADS;             // threads of a row and their keys in the softmax
   static constexpr int STAGES = CACHE == Cache::kLikeQuery ? 2 : 1;  // what is converted does not arrive by itself
   static constexpr int PITCH = D * 2 + 16, SCORE_PITCH = (KEYS + 4) * 4, WEIGHT_PITCH = KEYS * 2 + 16;
   static constexpr int Q = 0, K = Q + ROWS * PITCH, SCORES = K + STAGES * KEYS * PITCH;
