@@ -41,11 +41,12 @@ def test_generators_have_modules_of_their_own(name):
 @pytest.mark.parametrize(
     "protocol, module",
     [
-        *((name, "allreduce") for name in ("trtllm_comm", "trtllm_mnnvl_comm", "vllm_comm", "pcie_ipc_comm")),
-        *((name, "alltoall") for name in ("comm_alltoall", "moe_alltoall", "dcp_alltoall")),
+        *((name, "allreduce") for name in ("trtllm_comm", "trtllm_mnnvl_comm", "pcie_ipc_comm")),
+        *((name, "alltoall") for name in ("moe_alltoall", "dcp_alltoall")),
+        *(("vllm_comm", "vllm_ar"), ("comm_alltoall", "moe_comm")),
     ],
 )
-def test_protocols_of_communication_share_modules(protocol, module):
+def test_modules_of_communication(protocol, module):
     generate = getattr(flashinfer.jit, f"gen_{protocol}_module")
     assert generate.__module__ == "flashinfer.jit.comm" and generate("cpu").name == f"{module}_cpu"
 
