@@ -11,7 +11,7 @@ import torch
 from flashinfer.trace.templates.indexer import compute_paged_mqa_logits_schedule_trace
 
 from ..emulation.build import Library, compile_emulated
-from . import test_ragged_mqa_logits as ragged
+from . import ragged
 from .paged import check, make
 
 TENSORS = ("q", "kv_fused", "weights", "block_tables", "seq_lens", "schedule", "out")

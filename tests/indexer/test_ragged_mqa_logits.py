@@ -3,39 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from flashinfer.indexer import fp8_paged_mqa_logits, fp8_ragged_mqa_logits
-from flashinfer.trace.templates.indexer import fp8_ragged_mqa_logits_trace
 
 from ..bad_arguments import check_refused
-from .paged import check_scores, error_bound
+from .ragged import check, make, seen_of
 
 E4M3 = torch.float8_e4m3fn
-
-
-def make(
-    device: str, starts: list[int], ends: list[int], keys: int = 150, heads: int = 8, dim: int = 128
-) -> dict[str, Any]:
-    made = fp8_ragged_mqa_logits_trace.init(
-        num_tokens=len(starts), num_heads=heads, head_dim=dim, num_keys=keys, device=device
-    )
-    made["k_starts"], made["k_ends"] = (torch.tensor(x, dtype=torch.int32, device=device) for x in (starts, ends))
-    return made
-
-
-def seen_of(made: dict[str, Any]) -> torch.Tensor:
-    place = torch.arange(len(made["k"]), device=made["q"].device)[None, :]
-    return (place >= made["k_starts"][:, None]) & (place < made["k_ends"][:, None])
-
-
-def check(made: dict[str, Any], actual: torch.Tensor, is_half: bool = False) -> None:
-    expected = fp8_ragged_mqa_logits_trace.reference(**{**made, "output_dtype": torch.float64})
-    bound = error_bound(made["q"], made["k"], made["weights"], made["k_scales"], 22)  # halves or floats, on any device
-    check_scores(actual, expected, seen_of(made), bound, is_half)
 
 
 @pytest.mark.parametrize("heads, dim", [(64, 128), (8, 256), (4, 32), (12, 96), (20, 64), (32, 160), (8, 224)])

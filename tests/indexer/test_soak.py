@@ -19,8 +19,7 @@ from flashinfer._runtime.errors import ArgumentError
 from flashinfer.indexer import fp8_paged_mqa_logits, fp8_ragged_mqa_logits
 
 from ..mla import sparse_calls
-from . import paged
-from . import test_ragged_mqa_logits as ragged
+from . import paged, ragged
 
 SHARE = 0.006  #: share of the calls of all families
 COUNT = max(round(SHARE * int(os.environ.get("FLASHINFER_TEST_CALLS") or 2000)), 1)
