@@ -13,8 +13,8 @@ from flashinfer.trace.templates.recurrent_kda import recurrent_kda_trace
 
 from ..emulation.build import Library, compile_emulated
 from .gdn_inputs import BF16
-from .test_softplus import HEADS, NUMBERS
-from .test_softplus import check as check_softplus
+from .softplus import HEADS, NUMBERS
+from .softplus import check as check_softplus
 
 LOG_DECAY, SOFTPLUS, BOUNDED = range(3)
 

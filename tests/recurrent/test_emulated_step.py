@@ -14,8 +14,8 @@ from flashinfer.trace.templates.recurrent_rules import delta_rule, gdn_gates
 
 from ..emulation.build import Library, compile_emulated
 from .gdn_inputs import BF16, FP32, projections, states
-from .test_softplus import HEADS, NUMBERS
-from .test_softplus import check as check_softplus
+from .softplus import HEADS, NUMBERS
+from .softplus import check as check_softplus
 
 
 @pytest.fixture(scope="module")

@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
 from flashinfer.testing import assert_close
 
-from .examples_path import EXAMPLES as EXAMPLES  # isort: skip
-from serve.engine import Engine, Request, Sampling, serve
-from serve.model import Llama, LlamaConfig, Rope, random_weights
+from .engines import FakeGraph, make_requests, run
+
+from serve.engine import Engine, Request, Sampling  # isort: skip
+from serve.model import Llama, LlamaConfig, Rope, random_weights  # isort: skip
 
 CONFIG = LlamaConfig(num_layers=2)
-PROMPT_LENGTHS = [1, 2, 16, 17, 70]  # no prefill, the shortest prefill, one page, one token more, several pages
 
 
 def model_on(device: str, config: LlamaConfig = CONFIG) -> Llama:
@@ -26,17 +24,6 @@ def model_on(device: str, config: LlamaConfig = CONFIG) -> Llama:
 @pytest.fixture(scope="module")
 def model():
     return model_on("cpu")
-
-
-def make_requests(lengths=PROMPT_LENGTHS, max_new_tokens=8, **options):
-    tokens = random.Random(0)
-    return [Request(tokens.choices(range(256), k=n), max_new_tokens, **options) for n in lengths]
-
-
-def run(engine, requests):
-    serve(engine, requests, lambda request: None)
-    assert not engine.is_busy
-    return [request.output for request in requests]
 
 
 @pytest.fixture(scope="module")
@@ -149,20 +136,6 @@ def test_a_cache_that_nobody_has_room_for(model):
 def test_requests_beyond_the_cache_are_refused(model):
     with pytest.raises(ValueError, match="at most 32 together"):
         Engine(model, num_pages=3).submit(Request([1] * 30, 3))
-
-
-class FakeGraph:
-    """Fake CUDA graph: runs the step again and keeps the address of its result."""
-
-    def __init__(self, step):
-        self.step, self.result = step, step()
-
-    @torch.inference_mode()
-    def replay(self):
-        self.result.copy_(self.step())
-
-    def pool(self):
-        return None
 
 
 def test_padding_of_graphs(model, alone, monkeypatch):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from .test_engine import FakeGraph, make_requests, run
+from .engines import FakeGraph, make_requests, run
 
 from serve.engine import Engine, Request  # isort: skip
 from serve.experts import Experts  # isort: skip
