@@ -105,7 +105,8 @@ struct PullKernelBody {
       if (IsLast(&head->arrived, blocks)) Tell(&PullHead::leave);
       Meet(&PullHead::leave);
       for (int64_t i = first; i < words; i += step) {
-        const int64_t owner = i / share;
+        const uint32_t owner =
+            uint32_t(i) / uint32_t(share);  // a division of 64 bits is a call, around which words are spilled
         const uint4 raw = ptx::LoadSystem(reinterpret_cast<const uint4*>(scratch(int(owner))) + (i - owner * share));
         reinterpret_cast<const V&>(raw).Store(p.out + i * VEC);
       }
