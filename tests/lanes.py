@@ -14,6 +14,9 @@ import pytest
 #: Files whose tests share no fixture and take seconds to minutes each: each test is scheduled by itself.
 SPREAD = ("tests/cuda_compile/", "tests/docs/test_examples.py")
 
+#: Files below SPREAD whose tests share what a fixture builds: two workers would build it twice.
+TOGETHER = ("tests/cuda_compile/test_jit_cache_wheel.py", "tests/cuda_compile/test_tutorial.py")
+
 #: What takes longest is started first, so that no worker is left with a long file at the end.
 LONGEST_FIRST = (
     *("tests/cuda_compile/", "tests/attention/", "tests/docs/test_examples.py", "tests/serve/", "tests/jit/"),
@@ -125,7 +128,8 @@ def scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid if nodeid.startswith(SPREAD) else nodeid.partition("::")[0]
+            file = nodeid.partition("::")[0]
+            return nodeid if file.startswith(SPREAD) and file not in TOGETHER else file
 
     config.option.loadscopereorder = False
     return ByFile(config, log)
