@@ -7,7 +7,7 @@
 #include <flashinfer/attention/common/math.h>
 #include <flashinfer/attention/sparse_mla/params.h>
 #if defined(FLASHINFER_CPU)
-#include <flashinfer/attention/sparse_mla/sparse_mla_cpu.h>
+#include <flashinfer/attention/sparse_mla/cpu.h>
 #endif
 // clang-format on
 

@@ -4,7 +4,7 @@
 // clang-format off
 #include <flashinfer/comm/pull/params.h>
 #ifdef FLASHINFER_CPU
-#include <flashinfer/comm/pull/pull_cpu.h>
+#include <flashinfer/comm/pull/cpu.h>
 #endif
 // clang-format on
 

@@ -3,7 +3,7 @@
 // test_emulated_exchanges.py: ranks are CTAs of one cluster; CTA b is CTA b / world of rank b % world.
 #include <flashinfer/comm/allreduce/check.cuh>
 #include <flashinfer/comm/alltoall/fifo.cuh>
-#include <flashinfer/comm/pull/pull.cuh>
+#include <flashinfer/comm/pull/kernel.cuh>
 
 using namespace flashinfer;
 using namespace flashinfer::comm;

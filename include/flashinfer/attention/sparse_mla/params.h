@@ -7,7 +7,7 @@
 //   that of q       512 or 576 columns
 //   e4m3            512 or 576 columns; all values times kv_scale
 //   bytes           656: 512 e4m3, four fp32 scales (of 128 columns each), 64 bf16 columns
-// Defined in kernel.cuh (CUDA, SM80 and later) and sparse_mla_cpu.h.
+// Defined in kernel.cuh (CUDA, SM80 and later) and cpu.h.
 //   test  pytest tests/mla/test_sparse_mla.py      bench  python benchmarks/bench_sparse_mla.py
 #pragma once
 #include "../../backend.h"

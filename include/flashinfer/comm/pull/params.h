@@ -42,7 +42,7 @@ struct PullParams {
   FLASHINFER_HD PullHead* Head(int r) const { return reinterpret_cast<PullHead*>(peers.memory[r]); }
 };
 
-/// Entry of the CUDA kernel (pull.cuh). That of the CPU is PullOnHost (pull_cpu.h).
+/// Entry of the CUDA kernel (kernel.cuh). That of the CPU is PullOnHost (cpu.h).
 template <typename T>
 Status Pull(const PullParams<T>& p, Stream stream);
 
