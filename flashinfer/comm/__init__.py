@@ -31,14 +31,6 @@ from ..jit.comm import gen_trtllm_comm_module as gen_trtllm_comm_module
 from . import pcie_ipc_policy, pcie_ipc_tuning, vllm_ar
 from . import trtllm_alltoall as trtllm_alltoall
 from .allreduce import allreduce_fusion
-from .allreduce_types import (
-    AllReduceFusionOp,
-    AllReduceFusionPattern,
-    AllReduceStrategyConfig,
-    AllReduceStrategyType,
-    QuantizationSFLayout,
-    compute_fp4_swizzled_layout_sf_size,
-)
 from .cuda_ipc import CudaRTLibrary as CudaRTLibrary
 from .cuda_ipc import create_shared_buffer as create_shared_buffer
 from .cuda_ipc import free_shared_buffer as free_shared_buffer
@@ -58,39 +50,52 @@ from .dcp_alltoall import (
     decode_cp_a2a_lse_reduce_create_workspace as decode_cp_a2a_lse_reduce_create_workspace,
 )
 from .errors import CommTimeoutError
-from .gathered import all_gather_matmul as all_gather_matmul
-from .gathered import prepare_all_gather_matmul as prepare_all_gather_matmul
-from .gathered import quantized_all_reduce as quantized_all_reduce
 from .mapping import Mapping
+from .memory.strided import pack_strided_memory as pack_strided_memory
 from .pcie_ipc_ar import PcieIpcAllReduceWorkspace as PcieIpcAllReduceWorkspace
 from .pcie_ipc_ar import get_pcie_ipc_comm_module as get_pcie_ipc_comm_module
 from .pcie_ipc_policy import get_pcie_ipc_launch_config as get_pcie_ipc_launch_config
 from .pcie_ipc_topology import probe_pcie_ipc_rank_topology as probe_pcie_ipc_rank_topology
 from .pcie_ipc_topology import resolve_pcie_ipc_profile as resolve_pcie_ipc_profile
-from .strided import pack_strided_memory as pack_strided_memory
-from .trtllm_doors import (
+from .reduce.addresses import (
     trtllm_allreduce_fusion as trtllm_allreduce_fusion,
 )
-from .trtllm_doors import (
+from .reduce.addresses import (
     trtllm_create_ipc_workspace_for_all_reduce_fusion as trtllm_create_ipc_workspace_for_all_reduce_fusion,
 )
-from .trtllm_doors import (
+from .reduce.addresses import (
     trtllm_destroy_ipc_workspace_for_all_reduce as trtllm_destroy_ipc_workspace_for_all_reduce,
 )
-from .trtllm_doors import (
+from .reduce.addresses import (
     trtllm_destroy_ipc_workspace_for_all_reduce_fusion as trtllm_destroy_ipc_workspace_for_all_reduce_fusion,
 )
-from .trtllm_doors import (
+from .reduce.addresses import (
     trtllm_lamport_initialize as trtllm_lamport_initialize,
 )
-from .trtllm_doors import (
+from .reduce.addresses import (
     trtllm_lamport_initialize_all as trtllm_lamport_initialize_all,
 )
-from .trtllm_doors import (
+from .reduce.addresses import (
     trtllm_moe_allreduce_fusion as trtllm_moe_allreduce_fusion,
 )
-from .trtllm_doors import (
+from .reduce.addresses import (
     trtllm_moe_finalize_allreduce_fusion as trtllm_moe_finalize_allreduce_fusion,
+)
+from .reduce.gathered import all_gather_matmul as all_gather_matmul
+from .reduce.gathered import prepare_all_gather_matmul as prepare_all_gather_matmul
+from .reduce.gathered import quantized_all_reduce as quantized_all_reduce
+from .reduce.types import (
+    AllReduceFusionOp,
+    AllReduceFusionPattern,
+    AllReduceStrategyConfig,
+    AllReduceStrategyType,
+    QuantizationSFLayout,
+    compute_fp4_swizzled_layout_sf_size,
+)
+from .reduce.workspace import (
+    MNNVLAllReduceFusionWorkspace,
+    TRTLLMAllReduceFusionWorkspace,
+    create_allreduce_fusion_workspace,
 )
 from .trtllm_moe_alltoall import (
     MoeAlltoAll,
@@ -129,11 +134,6 @@ from .ulysses_topology import (
     resolve_ulysses_backend as resolve_ulysses_backend,
 )
 from .vllm_ar import all_reduce as vllm_all_reduce
-from .workspace import (
-    MNNVLAllReduceFusionWorkspace,
-    TRTLLMAllReduceFusionWorkspace,
-    create_allreduce_fusion_workspace,
-)
 from .workspace_base import AllReduceFusionWorkspace
 
 __all__ = [

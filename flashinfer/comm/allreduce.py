@@ -11,8 +11,8 @@ from .._runtime.codegen_wrapper import compiler, is_traced
 from .._runtime.errors import ArgumentError
 from ..api_logging import flashinfer_api
 from ..trace.templates.comm import allreduce_fusion_trace
-from .allreduce_call import run
-from .allreduce_op import launch_traced
+from .reduce.call import run
+from .reduce.op import launch_traced
 from .workspace_base import AllReduceFusionWorkspace
 
 __all__ = ["allreduce_fusion"]

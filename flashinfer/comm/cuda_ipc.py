@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from .._runtime.errors import ArgumentError
 from .comm_backend import TorchDistBackend
-from .peer_memory import PeerMemory, create_peer_memory
+from .memory.peers import PeerMemory, create_peer_memory
 
 __all__ = ["CudaRTLibrary", "create_shared_buffer", "cudaIpcMemHandle_t", "find_loaded_library", "free_shared_buffer"]
 

@@ -10,12 +10,12 @@ import torch
 from .._runtime.errors import ArgumentError
 from ..api_logging import flashinfer_api
 from ..trace.templates.comm import decode_cp_a2a_alltoall_trace, decode_cp_a2a_lse_reduce_trace
-from .alltoall_table import get_alltoall_module
 from .comm_backend import TorchDistBackend
+from .exchange.table import get_alltoall_module
 from .mapping import Mapping
+from .memory.peers import PeerMemory, create_peer_memory
+from .memory.waiting import waiting_for
 from .mnnvl import MnnvlConfig, MnnvlMemory, round_up
-from .peer_memory import PeerMemory, create_peer_memory
-from .waiting import waiting_for
 
 __all__ = [
     "decode_cp_a2a_allocate_mnnvl_workspace",

@@ -14,7 +14,7 @@ import secrets
 import socket
 from typing import Any, Callable, Iterable, Optional, Sequence
 
-from .transaction import Transaction
+from .memory.transaction import Transaction
 
 __all__ = ["FdExchange", "broadcast_fd", "exchange_fds", "recv_fd_dgram", "send_fd_dgram"]
 

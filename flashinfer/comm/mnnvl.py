@@ -12,8 +12,8 @@ import torch
 from .._runtime.errors import ArgumentError
 from .abstractions import CommBackend
 from .comm_backend import MPIBackend, MpiComm, TorchDistBackend, all_ranks_agree, all_ranks_support_mnnvl, backend_for
-from .device_probes import is_mnnvl_fabric_supported, is_multicast_supported
-from .handle_exchange import (
+from .mapping import Mapping
+from .memory.handles import (
     HandleExchanger,
     handle_allgather,
     handle_broadcast,
@@ -21,10 +21,10 @@ from .handle_exchange import (
     handle_close,
     make_handle_exchanger,
 )
-from .mapping import Mapping
-from .peer_memory import PeerMemory, create_peer_memory
-from .strided import pack_strided_memory
-from .symmetric_memory import McastGPUBuffer, SymmDeviceMemory
+from .memory.peers import PeerMemory, create_peer_memory
+from .memory.probes import is_mnnvl_fabric_supported, is_multicast_supported
+from .memory.strided import pack_strided_memory
+from .memory.symmetric import McastGPUBuffer, SymmDeviceMemory
 
 __all__ = [
     "CommBackend",
@@ -177,7 +177,7 @@ class MnnvlMemory:
 
 def create_tensor_from_cuda_memory(ptr: int, shape: Sequence[int], dtype: torch.dtype, device_id: int) -> torch.Tensor:
     """Return device memory at an address as a tensor that owns nothing."""
-    from .cuda_memory import tensor_at
+    from .memory.cuda import tensor_at
 
     nbytes = math.prod(shape) * dtype.itemsize
     return tensor_at(ptr, nbytes, torch.device("cuda", device_id)).view(dtype).view(*shape)

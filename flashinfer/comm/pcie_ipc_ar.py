@@ -11,10 +11,10 @@ import torch
 from .._runtime.errors import ArgumentError
 from .allreduce import allreduce_fusion
 from .comm_backend import TorchDistBackend
+from .memory.transaction import Transaction
 from .pcie_ipc_policy import MAX_BLOCKS, WORLD_SIZES, IpcLaunchConfig, _is_launchable, get_pcie_ipc_launch_config
 from .pcie_ipc_topology import resolve_pcie_ipc_profile
-from .transaction import Transaction
-from .workspace import TRTLLMAllReduceFusionWorkspace, get_allreduce_module
+from .reduce.workspace import TRTLLMAllReduceFusionWorkspace, get_allreduce_module
 
 __all__ = ["PcieIpcAllReduceWorkspace", "get_pcie_ipc_comm_module"]
 

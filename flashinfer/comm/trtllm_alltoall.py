@@ -12,9 +12,7 @@ from typing import Any, ClassVar, Optional, Union
 import torch
 
 from .._runtime.errors import ArgumentError
-from .mapping import Mapping
-from .mnnvl import MnnvlConfig, MnnvlMemory
-from .two_sided import (
+from .exchange.two_sided import (
     get_comm_alltoall_module,
     get_moe_comm_module,
     get_moe_commworkspace_size_per_rank,
@@ -25,7 +23,9 @@ from .two_sided import (
     moe_prepare,
     set_moe_max_usable_sm_count,
 )
-from .waiting import waiting_for
+from .mapping import Mapping
+from .memory.waiting import waiting_for
+from .mnnvl import MnnvlConfig, MnnvlMemory
 
 __all__ = [
     "MnnvlMoe",

@@ -5,15 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .allreduce_types import (
-    AllReduceFusionOp,
-    AllReduceFusionPattern,
-    AllReduceStrategyConfig,
-    AllReduceStrategyType,
-    QuantizationSFLayout,
-    compute_fp4_swizzled_layout_sf_size,
-)
-from .trtllm_doors import (
+from .reduce.addresses import (
     check_trtllm_allreduce_fusion_workspace_metadata,
     trtllm_allreduce_fusion,
     trtllm_create_ipc_workspace_for_all_reduce_fusion,
@@ -24,7 +16,15 @@ from .trtllm_doors import (
     trtllm_moe_allreduce_fusion,
     trtllm_moe_finalize_allreduce_fusion,
 )
-from .workspace import get_allreduce_module
+from .reduce.types import (
+    AllReduceFusionOp,
+    AllReduceFusionPattern,
+    AllReduceStrategyConfig,
+    AllReduceStrategyType,
+    QuantizationSFLayout,
+    compute_fp4_swizzled_layout_sf_size,
+)
+from .reduce.workspace import get_allreduce_module
 
 __all__ = [
     "AllReduceFusionOp",

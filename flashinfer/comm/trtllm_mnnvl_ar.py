@@ -11,10 +11,10 @@ import torch
 
 from .._runtime.errors import ArgumentError
 from .allreduce import allreduce_fusion
-from .allreduce_types import AllReduceFusionPattern as P
-from .allreduce_types import QuantizationSFLayout
 from .comm_backend import MpiComm
-from .workspace import _MNNVL_ONE_SHOT_BYTES, MNNVLAllReduceFusionWorkspace, get_allreduce_module
+from .reduce.types import AllReduceFusionPattern as P
+from .reduce.types import QuantizationSFLayout
+from .reduce.workspace import _MNNVL_ONE_SHOT_BYTES, MNNVLAllReduceFusionWorkspace, get_allreduce_module
 from .workspace_base import AllReduceFusionWorkspace
 
 __all__ = [

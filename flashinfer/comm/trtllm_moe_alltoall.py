@@ -18,8 +18,8 @@ from typing import Any, Optional, Sequence, Union
 import torch
 
 from .._runtime.errors import ArgumentError
-from .alltoall import moe_a2a_combine, moe_a2a_dispatch, moe_a2a_sanitize_expert_ids
-from .alltoall_table import (
+from .exchange.one_sided import moe_a2a_combine, moe_a2a_dispatch, moe_a2a_sanitize_expert_ids
+from .exchange.table import (
     LINEAR,
     check_backend,
     get_moe_alltoall_module,
@@ -30,8 +30,8 @@ from .alltoall_table import (
     moe_a2a_wrap_payload_tensor_in_workspace,
 )
 from .mapping import Mapping
+from .memory.waiting import waiting_for
 from .mnnvl import MnnvlConfig, MnnvlMemory
-from .waiting import waiting_for
 
 __all__ = [
     "MoeAlltoAll",

@@ -165,7 +165,7 @@ def dispose(fa: int) -> None:
     """Forget a handle; the memory belongs to the caller. A second call does nothing."""
     made = _handles.pop(fa, None)
     if made is not None and made.opened:
-        from .cuda_memory import driver
+        from .memory.cuda import driver
 
         torch.cuda.synchronize(made.device)
         for address in made.opened.values():
@@ -248,7 +248,7 @@ def all_reduce(
 
 def _bytes_at(ptr: int, nbytes: int, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
-        from .cuda_memory import tensor_at
+        from .memory.cuda import tensor_at
 
         return tensor_at(ptr, nbytes, device)
     return torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(ptr), dtype=torch.uint8)
@@ -260,7 +260,7 @@ def get_graph_buffer_ipc_meta(fa: int) -> tuple[list[int], list[int]]:
     handles: list[int] = []
     offsets: list[int] = []
     for ptr, _ in made.captured:
-        from .cuda_memory import allocation_of, ipc_handle_of
+        from .memory.cuda import allocation_of, ipc_handle_of
 
         base = allocation_of(ptr)
         handles += ipc_handle_of(base)
@@ -290,7 +290,7 @@ def register_graph_buffers(fa: int, handles: Sequence[Sequence[int]], offsets: S
 
 def _opened(made: _CustomAllReduce, handle: bytes) -> int:
     """Return the address of an allocation of a peer; each is opened once."""
-    from .cuda_memory import open_ipc_handle
+    from .memory.cuda import open_ipc_handle
 
     if handle not in made.opened:
         made.opened[handle] = open_ipc_handle(handle)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from flashinfer.comm import CommTimeoutError, allreduce_fusion
-from flashinfer.comm.cuda_memory import tensor_at
 from flashinfer.comm.local_ranks import call_on_ranks
-from flashinfer.comm.peer_memory import create_peer_memory
+from flashinfer.comm.memory.cuda import tensor_at
+from flashinfer.comm.memory.peers import create_peer_memory
 
 from .calls import FP8, call, check, digest, expected, inputs, make_workspace, outputs
 from .foreign import EngineBackend

@@ -11,7 +11,7 @@ import torch
 from flashinfer.comm import CommTimeoutError, moe_a2a_combine, moe_a2a_dispatch, moe_a2a_initialize
 from flashinfer.comm import moe_a2a_get_workspace_size_per_rank as size_of
 from flashinfer.comm.local_ranks import local_comms
-from flashinfer.comm.waiting import waiting_for
+from flashinfer.comm.memory.waiting import waiting_for
 
 from ..moe_ep.exchanged_layer import layer
 from .exchanges import (

@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer.comm import CommTimeoutError, allreduce_fusion, workspace
+from flashinfer.comm import CommTimeoutError, allreduce_fusion
 from flashinfer.comm.local_ranks import call_on_ranks
+from flashinfer.comm.reduce import workspace
 
 from .calls import make_workspace
 

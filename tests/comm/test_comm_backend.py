@@ -10,8 +10,8 @@ import torch
 
 from flashinfer.comm.abstractions import CommBackend
 from flashinfer.comm.comm_backend import MPIBackend, MpiComm, TorchDistBackend, _split_partition
+from flashinfer.comm.memory.transaction import Transaction
 from flashinfer.comm.mnnvl import all_ranks_agree, all_ranks_support_mnnvl
-from flashinfer.comm.transaction import Transaction
 
 from .foreign import EngineBackend
 

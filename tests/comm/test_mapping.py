@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer.comm import Mapping, device_probes
+from flashinfer.comm import Mapping
+from flashinfer.comm.memory import probes
 from flashinfer.comm.mnnvl import (
     McastGPUBuffer,
     MnnvlConfig,
@@ -91,7 +92,7 @@ def test_probes_without_hardware():
 
 def test_no_multicast_whatever_the_device_can(monkeypatch):
     """Engines create a McastGPUBuffer where the answer is True, and this package has none."""
-    monkeypatch.setattr(device_probes, "_has_attribute", lambda device, name: True)
+    monkeypatch.setattr(probes, "_has_attribute", lambda device, name: True)
     assert is_mnnvl_fabric_supported(0) and not is_multicast_supported(0)
     with pytest.raises(RuntimeError, match="needs multicast memory"):
         McastGPUBuffer(64, 1, 0, torch.device("cuda", 0), None)

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from flashinfer.comm.local_ranks import call_on_ranks
-from flashinfer.comm.peer_memory import create_peer_memory
-from flashinfer.comm.transaction import Transaction
+from flashinfer.comm.memory.peers import create_peer_memory
+from flashinfer.comm.memory.transaction import Transaction
 
 from .foreign import EngineBackend
 from .ranks import held
@@ -79,14 +79,14 @@ def test_sizes_must_be_equal(ranks):
 
 
 def hosts_that_differ(comm):
-    from flashinfer.comm import peer_memory
+    from flashinfer.comm.memory import peers
 
-    original, before, start = peer_memory._host_name, held(), time.monotonic()
-    peer_memory._host_name = lambda: f"node{comm.Get_rank()}"
+    original, before, start = peers._host_name, held(), time.monotonic()
+    peers._host_name = lambda: f"node{comm.Get_rank()}"
     try:
         create_peer_memory(comm, 1 << 20, "cpu", op="make")
     finally:
-        peer_memory._host_name = original
+        peers._host_name = original
         assert held() == before and time.monotonic() - start < 1, "one vote, before anything is allocated"
 
 

@@ -8,7 +8,7 @@ import torch
 
 from flashinfer import comm
 from flashinfer.comm.local_ranks import call_on_ranks
-from flashinfer.comm.trtllm_doors import check_trtllm_allreduce_fusion_workspace_metadata
+from flashinfer.comm.reduce.addresses import check_trtllm_allreduce_fusion_workspace_metadata
 
 from .calls import check, expected, inputs, moe_inputs
 

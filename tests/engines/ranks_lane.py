@@ -314,7 +314,7 @@ def sglang_dcp() -> None:
 def vllm_beam_workspace(group: Any, rank: int) -> None:
     import vllm._custom_ops  # noqa: F401
 
-    from flashinfer.comm import device_probes
+    from flashinfer.comm.memory import probes
 
     from .stubs import Anything
 
@@ -324,7 +324,7 @@ def vllm_beam_workspace(group: Any, rank: int) -> None:
     quiet = SimpleNamespace(current_device_index=lambda: 0)
     with (
         mock.patch.object(module, "has_flashinfer", lambda: True),
-        mock.patch.object(device_probes, "_has_attribute", lambda device, name: True),
+        mock.patch.object(probes, "_has_attribute", lambda device, name: True),
         mock.patch.object(torch, "accelerator", quiet),
         mock.patch.object(torch.cuda, "get_device_capability", lambda device: (9, 0)),
     ):

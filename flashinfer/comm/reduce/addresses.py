@@ -11,10 +11,10 @@ from typing import Any, Optional, Sequence, Union
 
 import torch
 
-from .._runtime.errors import ArgumentError
-from .allreduce import allreduce_fusion
-from .allreduce_arguments import fp4_outputs
-from .allreduce_types import AllReduceFusionPattern as P
+from ..._runtime.errors import ArgumentError
+from ..allreduce import allreduce_fusion
+from .arguments import fp4_outputs
+from .types import AllReduceFusionPattern as P
 from .workspace import _HEAD_BYTES, TRTLLMAllReduceFusionWorkspace
 
 __all__ = [
@@ -293,7 +293,7 @@ def trtllm_moe_finalize_allreduce_fusion(
 
 def trtllm_lamport_initialize(buffer_ptr: int, size: int, dtype: torch.dtype) -> None:
     """Fill ``size`` bytes of device memory with -0.0 of a dtype."""
-    from .cuda_memory import tensor_at
+    from ..memory.cuda import tensor_at
 
     if dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise ArgumentError(f"trtllm_lamport_initialize: dtype must be float16, bfloat16 or float32, got {dtype}")

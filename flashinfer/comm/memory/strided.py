@@ -12,7 +12,7 @@ from typing import Any, Union
 
 import torch
 
-from .._runtime.errors import ArgumentError
+from ..._runtime.errors import ArgumentError
 
 __all__ = ["pack_strided_memory", "strided_rows"]
 

@@ -11,12 +11,12 @@ from typing import Any, Optional
 
 import torch
 
-from .._runtime.errors import ArgumentError
-from ..api_logging import flashinfer_api
-from ..jit.codegen import module_cache
-from ..jit.comm import gen_moe_comm_module as gen_moe_comm_module
-from ..trace.templates.comm import moe_comm_trace
-from .waiting import waiting_for
+from ..._runtime.errors import ArgumentError
+from ...api_logging import flashinfer_api
+from ...jit.codegen import module_cache
+from ...jit.comm import gen_moe_comm_module as gen_moe_comm_module
+from ...trace.templates.comm import moe_comm_trace
+from ..memory.waiting import waiting_for
 
 __all__ = [
     "get_comm_alltoall_module",

@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .comm_backend import all_ranks_agree
-from .device_probes import is_mnnvl_fabric_supported
-from .fd_exchange import broadcast_fd, exchange_fds
+from ..comm_backend import all_ranks_agree
+from ..fd_exchange import broadcast_fd, exchange_fds
+from .probes import is_mnnvl_fabric_supported
 
 __all__ = [
     "HandleExchanger",

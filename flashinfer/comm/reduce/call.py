@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
-from .._runtime.errors import ArgumentError
-from .allreduce_arguments import fp4_outputs, group_of, moe_rows
-from .allreduce_types import AllReduceFusionPattern as P
+from ..._runtime.errors import ArgumentError
+from .arguments import fp4_outputs, group_of, moe_rows
+from .types import AllReduceFusionPattern as P
 from .workspace import TRTLLMAllReduceFusionWorkspace
 
 __all__ = ["run"]

@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from .._runtime.errors import ArgumentError
+from ..._runtime.errors import ArgumentError
 
 __all__ = ["all_gather_matmul", "prepare_all_gather_matmul", "quantized_all_reduce"]
 

@@ -7,7 +7,7 @@ import itertools
 import weakref
 from typing import Any, Optional
 
-from .workspace_base import AllReduceFusionWorkspace
+from ..workspace_base import AllReduceFusionWorkspace
 
 __all__ = ["forget", "name_of", "workspace_named"]
 

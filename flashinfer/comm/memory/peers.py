@@ -27,9 +27,9 @@ from typing import Any, Callable, Optional, Protocol, Sequence, Union
 
 import torch
 
-from .._runtime.errors import ArgumentError
-from ..version import __version__
-from .fd_exchange import FdExchange
+from ..._runtime.errors import ArgumentError
+from ...version import __version__
+from ..fd_exchange import FdExchange
 from .strided import strided_rows
 from .transaction import Transaction
 
@@ -201,9 +201,9 @@ class LocalProvider:
 
 def _providers(name: str) -> Callable[[torch.device], Provider]:
     if name in ("vmm", "ipc"):
-        from . import cuda_memory
+        from . import cuda
 
-        return cuda_memory.VmmProvider if name == "vmm" else cuda_memory.IpcProvider
+        return cuda.VmmProvider if name == "vmm" else cuda.IpcProvider
     return HostProvider if name == "host" else LocalProvider
 
 

@@ -7,10 +7,10 @@ from typing import Any, Iterable, Optional, Sequence
 
 import torch
 
-from .._runtime.errors import ArgumentError
-from ..jit.codegen import module_cache
-from ..jit.comm import gen_alltoall_module as gen_alltoall_module
-from .waiting import waiting_for
+from ..._runtime.errors import ArgumentError
+from ...jit.codegen import module_cache
+from ...jit.comm import gen_alltoall_module as gen_alltoall_module
+from ..memory.waiting import waiting_for
 
 __all__ = [
     "get_moe_alltoall_module",

@@ -7,9 +7,9 @@ from typing import Any, Optional, Union
 
 import torch
 
-from .._runtime.errors import ArgumentError
-from .comm_backend import MPIBackend
-from .peer_memory import create_peer_memory
+from ..._runtime.errors import ArgumentError
+from ..comm_backend import MPIBackend
+from .peers import create_peer_memory
 
 __all__ = ["McastGPUBuffer", "SymmDeviceMemory"]
 

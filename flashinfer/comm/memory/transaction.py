@@ -13,7 +13,7 @@ import builtins
 from contextlib import ExitStack
 from typing import Any, Callable, Optional, TypeVar
 
-from .._runtime.errors import ArgumentError
+from ..._runtime.errors import ArgumentError
 
 __all__ = ["Transaction"]
 

@@ -10,10 +10,10 @@ from typing import Any, Optional, Union
 
 import torch
 
-from .._runtime.torch_ops import called, register_custom_op
-from .allreduce_call import run
-from .allreduce_types import AllReduceFusionPattern as P
-from .workspace_names import workspace_named
+from ..._runtime.torch_ops import called, register_custom_op
+from .call import run
+from .names import workspace_named
+from .types import AllReduceFusionPattern as P
 
 __all__ = ["launch_traced"]
 

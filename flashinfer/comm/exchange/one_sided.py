@@ -8,10 +8,11 @@ from typing import Any, Optional, Sequence
 
 import torch
 
-from .._runtime.errors import ArgumentError
-from ..api_logging import flashinfer_api
-from ..trace.templates.comm import moe_a2a_combine_trace, moe_a2a_dispatch_trace
-from .alltoall_table import (
+from ..._runtime.errors import ArgumentError
+from ...api_logging import flashinfer_api
+from ...trace.templates.comm import moe_a2a_combine_trace, moe_a2a_dispatch_trace
+from ..memory.waiting import waiting_for
+from .table import (
     EPLB_EXPERTS,
     LINEAR,
     MAX_TOKENS,
@@ -22,7 +23,6 @@ from .alltoall_table import (
     get_alltoall_module,
     pad128,
 )
-from .waiting import waiting_for
 
 __all__ = ["moe_a2a_combine", "moe_a2a_dispatch", "moe_a2a_sanitize_expert_ids"]
 

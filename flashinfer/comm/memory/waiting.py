@@ -9,10 +9,10 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from .._runtime.arch import get_device_sm_count
-from .._runtime.errors import ArgumentError
-from .comm_backend import seconds_of
-from .errors import CommTimeoutError
+from ..._runtime.arch import get_device_sm_count
+from ..._runtime.errors import ArgumentError
+from ..comm_backend import seconds_of
+from ..errors import CommTimeoutError
 
 __all__ = ["Waiting", "waiting_for"]
 

@@ -7,9 +7,9 @@ from typing import Any, Optional
 
 import torch
 
-from .._runtime.errors import ArgumentError
-from .allreduce_types import AllReduceFusionPattern as P
-from .allreduce_types import QuantizationSFLayout as Layout
+from ..._runtime.errors import ArgumentError
+from .types import AllReduceFusionPattern as P
+from .types import QuantizationSFLayout as Layout
 
 __all__ = ["fp4_outputs", "group_of", "moe_rows"]
 

@@ -11,17 +11,17 @@ from typing import Any, Optional, Union
 
 import torch
 
-from .._runtime.arch import get_device_sm_count
-from .._runtime.errors import ArgumentError
-from .._runtime.globaltimer import is_confidential_compute
-from .._runtime.knobs import knobs
-from ..jit.codegen import module_cache
-from ..jit.comm import gen_allreduce_module as gen_allreduce_module
-from .comm_backend import backend_for, seconds_of
-from .errors import CommTimeoutError
-from .peer_memory import PeerMemory, create_peer_memory
-from .workspace_base import AllReduceFusionWorkspace
-from .workspace_names import forget, name_of
+from ..._runtime.arch import get_device_sm_count
+from ..._runtime.errors import ArgumentError
+from ..._runtime.globaltimer import is_confidential_compute
+from ..._runtime.knobs import knobs
+from ...jit.codegen import module_cache
+from ...jit.comm import gen_allreduce_module as gen_allreduce_module
+from ..comm_backend import backend_for, seconds_of
+from ..errors import CommTimeoutError
+from ..memory.peers import PeerMemory, create_peer_memory
+from ..workspace_base import AllReduceFusionWorkspace
+from .names import forget, name_of
 
 __all__ = [
     "AllReduceFusionWorkspace",

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that ranks share, and what creating and waiting for it needs."""
