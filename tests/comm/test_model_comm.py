@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.comm import allreduce
+from flashinfer.comm.reduce import call
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ def model():
 
 
 def test_the_package_changes_protocol_where_the_model_does(model):
-    for ranks, limit in allreduce._ONE_SHOT_BYTES.items():
+    for ranks, limit in call._ONE_SHOT_BYTES.items():
         if ranks > 2:
             assert 0.6 < limit / model.crossing(ranks) < 1.6
     assert model.crossing(2) == float("inf")

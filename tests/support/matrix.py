@@ -203,7 +203,7 @@ ROWS = [
     row("gemm.group_deepgemm_fp8_nt_groupwise", "a b", E4M3, _GROUPS),
     row("gemm.batch_deepgemm_fp8_nt_groupwise", "a b", E4M3, _GROUPS),
     row("gemm.tinygemm_bf16", "input weight out bias", BF16, _MNK),
-    row("recurrent.chunk_gated_delta_rule", "q k v", HALF, _DELTA),
+    Row("recurrent.chunk_gated_delta_rule", ("q", "k", "v"), FLOATS, HALF, _DELTA),
     row("recurrent.chunk_gated_delta_rule", "initial_state", COLUMNS, _DELTA),
     row("indexer.fp8_paged_mqa_logits", "q", E4M3, {"batch_size": 3}),
     row("indexer.fp8_ragged_mqa_logits", "q k", E4M3, {"num_tokens": 3}),

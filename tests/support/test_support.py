@@ -32,7 +32,7 @@ def test_cell(device, row, dtype):
 
 
 def test_every_family_has_rows():
-    attention, private = {"decode", "prefill", "mla"}, {"api_log_stats", "scale"}
+    attention, private = {"decode", "prefill"}, {"api_log_stats", "scale"}
     of_groups = {"comm"}  # tests/comm has every dtype: a call needs a workspace
     assert {row.family for row in matrix.ROWS} == set(FAMILIES) - attention - private - of_groups
 
