@@ -166,7 +166,7 @@ def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (config.vocab_size, hidden)}
     if not config.tied:
         shapes["lm_head"] = (config.vocab_size, hidden)
-    whole: dict[str, tuple[int, ...]] = {}  # by names that do not end in weight, or not all
+    whole: dict[str, tuple[int, ...]] = {}  # shapes by whole names: not all end in weight
     for i in range(config.num_layers):
         layer = f"model.layers.{i}"
         shapes |= {f"{layer}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}

@@ -46,7 +46,7 @@ def set_log_level(lvl_str: str) -> None:
 
 
 class _LoggingModule:
-    """What published programs call on the native logger: native code here reports through Python."""
+    """Calls of published programs to the native logger: native code here reports through Python."""
 
     @staticmethod
     def set_log_level(level: int) -> None:

@@ -83,7 +83,7 @@ class JitSpecCuteDsl:
         reason = jit_env.untrusted(library.parent, library)
         if reason is not None:
             raise RuntimeError(reason)
-        with locked(library.parent):  # of several processes one compiles
+        with locked(library.parent):  # one of several processes compiles
             if not self.is_compiled:
                 self.compile_and_persist()
 

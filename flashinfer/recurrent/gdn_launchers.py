@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 MANY_ROWS = 16384  #: rows of states from which a block has 64 of them: MANY_ROWS of recurrent/step.cuh
-_BETA, _THRESHOLD = 1.0, 20.0  # of softplus
+_BETA, _THRESHOLD = 1.0, 20.0  # constants of the softplus
 
 
 def _check_sizes(op: str, q: torch.Tensor, v: torch.Tensor, sizes: tuple[int, int, int, int, int, int]) -> None:

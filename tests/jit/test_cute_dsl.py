@@ -24,7 +24,7 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_%s(void*, const TVMFFIAny* args, int
 
 
 class Compiled:
-    """What the DSL returns: it writes an object file."""
+    """Stands for the kernel that the DSL returns: it writes an object file."""
 
     def __init__(self, addend: int) -> None:
         self.addend = addend

@@ -27,12 +27,12 @@ struct SparseMlaParams {
   float* partial_lse;                              ///< (splits, tokens, heads) if splits > 1
   int64_t q_stride_n, q_stride_h, indices_stride;  ///< elements
   int64_t kv_stride_page, kv_stride_slot;          ///< bytes
-  int64_t rows;                                    ///< of the cache: pages * page_size
+  int64_t rows;                                    ///< rows of the cache: pages * page_size
   FastDivisor page_size;
   int32_t tokens, heads, top_k, splits;
-  float scale_log2;  ///< of the logits, log2(e) and the scale of the cache included
+  float scale_log2;  ///< factor of the logits, log2(e) and the scale of the cache included
   float out_scale;   ///< scale of the cache
-  float lse_scale;   ///< of the base-2 LSE: 1, or ln(2) for natural logarithms
+  float lse_scale;   ///< factor of the base-2 LSE: 1, or ln(2) for natural logarithms
   bool enable_pdl;
 };
 
@@ -44,7 +44,7 @@ constexpr int SCALE_COLUMNS = 128;  ///< columns of a scale in packed rows
 constexpr int PACKED_BYTES = D_V + D_V / SCALE_COLUMNS * 4 + D_ROPE * 2;
 static_assert(PACKED_BYTES == 656, "published row");
 
-/// How rows of the cache are stored.
+/// Form of the rows of a cache.
 enum class Cache { kLikeQuery, kE4m3, kPacked };
 
 /// Return the indices of a token that count.
