@@ -49,7 +49,7 @@ OTHER_KINDS = {
     "mla": ("prefill", "fused", "mixed"),
 }
 _INCLUDE = re.compile(r'^\s*#\s*include\s+(?:<flashinfer/([\w./]+)>|"([\w./]+)")', re.MULTILINE)
-_NAMED = re.compile(r'"([\w/{}]+(?:\.cuh|_cpu\.h|launch\.h))"')
+_NAMED = re.compile(r'"([\w/{}]+(?:\.cuh|[_/]cpu\.h|launch\.h))"')
 
 
 def families() -> tuple[str, ...]:
@@ -127,7 +127,7 @@ def kernels(family: str, stem: str) -> tuple[Path, ...]:
 
 
 def layer_of(header: Path) -> str:
-    if header.name.endswith("_cpu.h") or header.parent.name == "cpu":
+    if header.name.endswith("_cpu.h") or header.name == "cpu.h" or header.parent.name == "cpu":
         return "CPU"
     return "CUDA" if header.suffix == ".cuh" else "shared"
 
