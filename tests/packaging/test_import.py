@@ -85,12 +85,12 @@ def test_import_needs_no_home(home):
 def test_import_is_quick(tmp_path):
     """Take at most 0.2 s on top of torch, or 15 % of torch's own import on a slow CPU, with bytecode as installed.
 
-    CPU seconds, and the best of up to twelve: a busy machine must not fail this, a slow import must.
+    CPU seconds, and the best of up to thirty: a busy machine must not fail this, a slow import must.
     """
     compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     probe(compiled)
     times: list[tuple[float, float]] = []
-    while len(times) < 12 and not any(seconds < limit for seconds, limit in times):
+    while len(times) < 30 and not any(seconds < limit for seconds, limit in times):
         found = probe(compiled)
         times.append((found["seconds"], max(0.2, 0.15 * found["torch_seconds"])))
     assert times[-1][0] < times[-1][1], times
