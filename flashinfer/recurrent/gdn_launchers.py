@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Optional
 
 import torch
@@ -41,9 +42,7 @@ def _states(op: str, name: str, x: torch.Tensor, *shape: int) -> torch.Tensor:
         return x
     rest = shape[-2:]
     if x.ndim == 3 and tuple(x.shape[1:]) == rest and x.is_contiguous():
-        count = 1
-        for size in shape[:-2]:
-            count *= size
+        count = math.prod(shape[:-2])
         if count and x.shape[0] % count == 0:
             return x.view(-1, *shape)
     flat = ", ".join(map(str, rest))
