@@ -69,7 +69,7 @@ def test_every_product_has_an_entry(script):
     names = [name for family in ("dense", "grouped") for name in script.FAMILIES[family]("cpu")]
     products = {name: getattr(gemm, name) for name in gemm.__all__}
     products |= {"grouped_mm_bf16": flashinfer.grouped_mm_bf16, "grouped_mm_fp8": flashinfer.grouped_mm_fp8}
-    for product in ("mm_fp4", "mm_mxfp8"):  # by torch on Blackwell alone
+    for product in ("mm_fp4", "mm_mxfp8"):  # torch multiplies, on Blackwell alone
         del products[product]
     for product, function in products.items():
         entries = [name for name in names if product.startswith(name.replace(".", " ").split()[0])]

@@ -50,7 +50,7 @@ SIZES_OF: dict[str, dict[str, Any]] = {
     "recurrent_kda_h12_hv12_k128_v128": {"batch_size": 3, "num_sequences": 3, "seq_len": 1},
 }
 SIZES_OF |= {
-    f"mm_M1_16_K{k}_N{n}{kind}_n{n}_k{k}": {"M": 3}  # of 1 to 16 tokens
+    f"mm_M1_16_K{k}_N{n}{kind}_n{n}_k{k}": {"M": 3}  # 1 to 16 tokens
     for k, n, kind in [
         (6144, 256, ""),
         (7168, 128, ""),
